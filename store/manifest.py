@@ -1,0 +1,105 @@
+"""The two-level manifest and the seal: what a whole store consists of.
+
+In: a store folder whose blocks are all committed. Out: manifest.json (size and BLAKE3 of every block record
+and every metadata file) and SEALED (the digest of manifest.json, and the digest of that line). Readers
+fetch the manifest and then only the block records they touch. Cost of sealing: reads the small files, looks
+at the size of every chunk object.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from .errors import DamageError, FormatError
+from .parsing import get_hex, get_int, get_list, get_object, parse_json, readable
+from .records import check_key
+
+MANIFEST = "manifest.json"
+SEALED = "SEALED"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, content: bytes) -> "FileRecord":
+        return cls(len(content), blake3(content).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    plan: str  # digest
+    n_tokens: int
+    n_blocks: int
+    n_objects: int  # chunk objects in the block records
+    chunk_bytes: int  # of those
+    files: dict[str, FileRecord]  # by path inside the store
+
+    def to_bytes(self) -> bytes:
+        counts = {
+            key: getattr(self, key) for key in ("plan", "n_tokens", "n_blocks", "n_objects", "chunk_bytes")
+        }
+        files = {name: [found.size, found.digest] for name, found in self.files.items()}
+        return readable({"schema": 1, **counts, "files": files})
+
+    def check(self, name: str, content: bytes, where: Path) -> bytes:
+        """`content` if it is what was sealed under this name, else a DamageError."""
+        expected = self.files.get(name)
+        if expected is None:
+            raise DamageError(f"{where / name}: this file is not in {MANIFEST}")
+        if FileRecord.of(content) != expected:
+            raise DamageError(
+                f"{where / name}: the file is not the one that was sealed "
+                f"({len(content)} bytes, {expected.size} expected); fetch it again or restore it from a copy"
+            )
+        return content
+
+
+def parse_manifest(data: object, where: str) -> Manifest:
+    """A checked Manifest from untrusted JSON."""
+    counts = ("n_tokens", "n_blocks", "n_objects", "chunk_bytes")
+    found = get_object(data, where, keys=("schema", "plan", "files", *counts))
+    get_int(found, "schema", where, 1, 1)
+    files = get_object(found["files"], f"{where}: `files`")
+    return Manifest(
+        plan=get_hex(found, "plan", where),
+        **{key: get_int(found, key, where) for key in counts},
+        files={check_key(name, where): _file(files, name, where) for name in files},
+    )
+
+
+def seal_bytes(manifest: bytes) -> bytes:
+    """Content of SEALED."""
+    digest = blake3(manifest).hexdigest()
+    return f"{digest}\n{blake3(digest.encode()).hexdigest()}\n".encode()
+
+
+def read_sealed_manifest(path: Path) -> tuple[Manifest, str]:
+    """The manifest of a sealed store and its digest; DamageError when SEALED or manifest.json was altered."""
+    try:
+        sealed = (path / SEALED).read_bytes()
+        content = (path / MANIFEST).read_bytes()
+    except FileNotFoundError as error:
+        raise DamageError(
+            f"{path}: {SEALED} is there but {MANIFEST} is not; fetch or restore the store"
+        ) from error
+    digest = sealed[:64].decode("ascii", errors="replace")
+    if sealed != f"{digest}\n{blake3(digest.encode()).hexdigest()}\n".encode():
+        raise DamageError(f"{path / SEALED}: the seal is damaged; fetch it again or run `nearline seal`")
+    if blake3(content).hexdigest() != digest:
+        raise DamageError(f"{path / MANIFEST}: the file is not the one that was sealed; fetch or restore it")
+    return parse_manifest(parse_json(content, str(path / MANIFEST)), str(path / MANIFEST)), digest
+
+
+def _file(files: dict[str, object], name: str, where: str) -> FileRecord:
+    values = get_list(files, name, where, (int, str))
+    if len(values) != 2:
+        raise FormatError(f"{where}: file {name!r} needs size and BLAKE3, found {values!r}")
+    found: dict[str, Any] = dict(zip(("size", "digest"), values, strict=True))
+    return FileRecord(
+        get_int(found, "size", f"{where}: {name}"), get_hex(found, "digest", f"{where}: {name}")
+    )

@@ -1,0 +1,264 @@
+"""Reading a store: rows of a site, columns, small arrays and tables, each checked against the block
+records.
+
+In: a sealed store (or, on request, an unsealed one). Out: numpy arrays, decoded to float32 or as stored. A
+chunk object that should be there and is not, has another size or another checksum raises an error that
+names site, layer and token range; nothing is ever filled in. Cost: one read straight into the result and
+one crc32c per chunk.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Shaped
+
+from .attributes import Attributes
+from .chunks import read_chunk
+from .dtypes import LAYER_SITES, decode_into
+from .errors import DamageError, IncompleteError, StoreNotSealed, UsageError
+from .folder import (
+    DOCUMENTS,
+    GROUP,
+    PLAN,
+    VOCABULARY,
+    load_record,
+    load_spec,
+    parse_group,
+    parse_plan,
+    read_small,
+    specs_of,
+    store_folder,
+)
+from .layout import AFFINE, TOKEN_COLUMNS
+from .manifest import SEALED, Manifest, read_sealed_manifest
+from .metadata import ArraySpec
+from .plan import Plan
+from .records import BlockRecord, record_name
+from .sealing import check_all_committed
+from .tables import DOCUMENTS as DOCUMENTS_SCHEMA
+from .tables import VOCABULARY as VOCABULARY_SCHEMA
+from .tables import read_table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reader:
+    """Handle on a store; safe to share between threads; sent to another process, it opens again there."""
+
+    path: Path
+    attributes: Attributes
+    plan: Plan
+    manifest: Manifest | None  # None: the store is not sealed
+    digest: str | None  # of the seal
+    _specs: dict[str, ArraySpec] = field(repr=False)
+    _records: dict[int, BlockRecord] = field(repr=False, default_factory=dict)
+    _lock: Any = field(repr=False, default_factory=threading.Lock)
+
+    @classmethod
+    def open(cls, path: str | Path, *, require_seal: bool = True) -> "Reader":
+        """Open a store by its folder or its activations.zarr; an unsealed one with `require_seal=False`."""
+        folder = store_folder(path)
+        sealed = (folder / SEALED).exists()
+        manifest, digest = read_sealed_manifest(folder) if sealed else (None, None)
+
+        def small(name: str) -> bytes:
+            content = read_small(folder, name)
+            return content if manifest is None else manifest.check(name, content, folder)
+
+        attributes = parse_group(small(f"{GROUP}/zarr.json"), str(folder / GROUP / "zarr.json"))
+        plan = parse_plan(small(PLAN), attributes, str(folder / PLAN))
+        if not sealed and require_seal:
+            check_all_committed(folder, plan)
+            raise StoreNotSealed(f"{folder} has all {plan.n_blocks} blocks but no seal: run `nearline seal`")
+        specs = specs_of(attributes, plan)
+        for spec in specs.values():
+            small(f"{GROUP}/{spec.name}/zarr.json")
+            if (found := load_spec(folder, spec.name)).to_metadata(None) != spec.to_metadata(None):
+                raise DamageError(
+                    f"{folder / GROUP / spec.name}/zarr.json: {found} does not fit the attributes"
+                )
+        return cls(folder, attributes, plan, manifest, digest, specs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self.manifest is not None)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.attributes.storage.layers
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return self.attributes.storage.sites
+
+    @property
+    def d_model(self) -> int:
+        return self.attributes.model.d_model
+
+    @property
+    def storage_dtype(self) -> str:
+        return self.attributes.storage.dtype
+
+    @property
+    def n_tokens(self) -> int:
+        return self.plan.n_tokens
+
+    @property
+    def n_blocks(self) -> int:
+        return self.plan.n_blocks
+
+    def block_range(self, block: int) -> tuple[int, int]:
+        return self.plan.block_range(block)
+
+    def rows(
+        self, site: str, layer: int | None, block_start: int, block_stop: int
+    ) -> Float32[np.ndarray, "token feature"]:
+        """Rows of a site in blocks [block_start, block_stop), as float32; `layer` by the model's number."""
+        if self.storage_dtype == "float32":
+            return self.stored(site, layer, block_start, block_stop)
+        out = np.empty((self._n_rows(block_start, block_stop), self.d_model), dtype=np.float32)
+        for block, part in self._blocks(block_start, block_stop):
+            decode_into(self.stored(site, layer, block, block + 1), self.storage_dtype, out[part])
+        return out
+
+    def stored(
+        self, site: str, layer: int | None, block_start: int, block_stop: int
+    ) -> Shaped[np.ndarray, "token feature"]:
+        """As `rows`, in the storage dtype (bfloat16: its bits)."""
+        spec, index = self._locate(site, layer)
+        out = np.empty((self._n_rows(block_start, block_stop), self.d_model), dtype=spec.dtype)
+        for block, part in self._blocks(block_start, block_stop):
+            self._read_block(site, spec, index, block, out[part])
+        return out
+
+    def column(self, name: str) -> Shaped[np.ndarray, " token"]:
+        """A whole token column."""
+        out = np.empty(self.n_tokens, dtype=self._column_spec(name).dtype)
+        for block, part in self._blocks(0, self.n_blocks):
+            self._read_block(name, self._specs[name], None, block, out[part])
+        return out
+
+    def column_block(self, name: str, block: int) -> Shaped[np.ndarray, " token"]:
+        """A token column in one block."""
+        out = np.empty(int(self.plan.block_rows[block]), dtype=self._column_spec(name).dtype)
+        self._read_block(name, self._specs[name], None, block, out)
+        return out
+
+    def affine(self, name: str) -> Float32[np.ndarray, "layer feature"] | None:
+        """An effective norm parameter (norm_weight, norm_bias, post_norm_weight, post_norm_bias), or None."""
+        if name not in AFFINE:
+            raise UsageError(f"{name!r} is no norm parameter; allowed: {', '.join(AFFINE)}")
+        return self._whole(name)
+
+    @property
+    def position_embedding(self) -> Float32[np.ndarray, "position feature"] | None:
+        """The absolute position embedding, of models that have one."""
+        return self._whole("position_embedding")
+
+    @property
+    def documents(self) -> pa.Table:
+        self._check_file(DOCUMENTS)
+        return read_table(self.path / DOCUMENTS, DOCUMENTS_SCHEMA)
+
+    @property
+    def vocabulary(self) -> pa.Table:
+        self._check_file(VOCABULARY)
+        return read_table(self.path / VOCABULARY, VOCABULARY_SCHEMA)
+
+    def record(self, block: int) -> BlockRecord:
+        """Digests and statistics of a block; read once, then kept."""
+        found = self._records.get(block)
+        if found is None:
+            found = self._load_record(block)
+            with self._lock:
+                self._records[block] = found
+        return found
+
+    def _load_record(self, block: int) -> BlockRecord:
+        name = record_name(block)
+        row0, row1 = self.plan.block_range(block)
+        try:
+            content = (self.path / name).read_bytes()
+        except FileNotFoundError:
+            kind = IncompleteError if self.manifest is None else DamageError
+            raise kind(f"{self.path / name}: tokens {row0}-{row1 - 1} have no block record") from None
+        if self.manifest is not None:
+            self.manifest.check(name, content, self.path)
+        return load_record(content, self.plan, self._specs, block, str(self.path / name))
+
+    def _check_file(self, name: str) -> None:
+        if self.manifest is not None:
+            self.manifest.check(name, read_small(self.path, name), self.path)
+
+    def _n_rows(self, block_start: int, block_stop: int) -> int:
+        if not 0 <= block_start < block_stop <= self.n_blocks:
+            raise UsageError(
+                f"blocks {block_start}..{block_stop}: this store has blocks 0-{self.n_blocks - 1}"
+            )
+        return self.block_range(block_stop - 1)[1] - self.block_range(block_start)[0]
+
+    def _blocks(self, block_start: int, block_stop: int) -> list[tuple[int, slice]]:
+        """Each block, and where its rows stand among the rows asked for."""
+        first = self.block_range(block_start)[0]
+        ranges = [(block, self.block_range(block)) for block in range(block_start, block_stop)]
+        return [(block, slice(row0 - first, row1 - first)) for block, (row0, row1) in ranges]
+
+    def _locate(self, site: str, layer: int | None) -> tuple[ArraySpec, int | None]:
+        if site not in self.sites:
+            raise UsageError(f"site {site!r} is not in this store; it has {', '.join(self.sites)}")
+        if site not in LAYER_SITES:
+            return self._specs[site], None
+        if layer not in self.layers:
+            raise UsageError(
+                f"`{site}` layer {layer}: this store has layers {', '.join(map(str, self.layers))}"
+            )
+        return self._specs[site], self.layers.index(layer)
+
+    def _column_spec(self, name: str) -> ArraySpec:
+        if name not in TOKEN_COLUMNS:
+            raise UsageError(f"column {name!r} is unknown; this store has {', '.join(TOKEN_COLUMNS)}")
+        return self._specs[name]
+
+    def _read_block(self, name: str, spec: ArraySpec, index: int | None, block: int, out: np.ndarray) -> None:
+        rest = [0] * (len(spec.dims) - 1)
+        key = spec.key(block, *rest) if index is None else spec.key(index, block, 0)
+        row0, row1 = self.block_range(block)
+        layer = "" if index is None else f" layer {self.layers[index]}"
+        spot = f"`{name}`{layer}, tokens {row0}-{row1 - 1} ({self.path / GROUP / key})"
+        read_chunk(
+            self.path / GROUP / key,
+            spec,
+            self.attributes.storage.compressor,
+            out,
+            spot,
+            self.record(block).chunks[key],
+        )
+
+    def _whole(self, name: str) -> np.ndarray | None:
+        if not (self.path / GROUP / name / "zarr.json").exists():
+            if self.manifest is not None and f"{GROUP}/{name}/zarr.json" in self.manifest.files:
+                raise DamageError(
+                    f"{self.path / GROUP / name}/zarr.json: the file is missing; fetch or restore it"
+                )
+            return None
+        self._check_file(f"{GROUP}/{name}/zarr.json")
+        spec = load_spec(self.path, name)
+        out = np.empty(spec.shape, dtype=spec.dtype)
+        for index, row in enumerate(range(0, spec.shape[0], spec.chunks[0])):
+            key = f"{GROUP}/{spec.key(index, *([0] * (len(spec.dims) - 1)))}"
+            self._check_file(key)
+            part = out[row : row + spec.chunks[0]]
+            read_chunk(
+                self.path / key,
+                spec,
+                self.attributes.storage.compressor,
+                part,
+                f"`{name}` ({self.path / key})",
+            )
+        return out
+
+
+def _reopen(path: Path, require_seal: bool) -> Reader:
+    return Reader.open(path, require_seal=require_seal)

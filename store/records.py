@@ -1,0 +1,109 @@
+"""Block records: one small JSON file per committed block, written after all its chunk objects are durable.
+
+In: the digests, sizes and checksums of a block's chunk objects and statistics of its values. Out:
+blocks/000012.json, canonical bytes; and back, checked. A chunk that no record names is not data.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import FormatError
+from .parsing import get_hex, get_int, get_list, get_object, readable
+
+FOLDER = "blocks"
+Number = int | float | None
+_STATISTICS = ("max_abs", "mean_square", "n_nonfinite", "n_out_of_range")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """What identifies one chunk object: size, BLAKE3, and its last four bytes (the crc32c of the rest)."""
+
+    size: int
+    digest: str
+    crc32c: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecord:
+    block: int
+    row0: int
+    row1: int
+    plan: str  # digest of the plan it belongs to
+    chunks: dict[str, ChunkRecord]  # by key under activations.zarr/
+    statistics: dict[str, dict[str, list[Number]]]  # per site, then per layer; null where not finite
+
+    def to_bytes(self) -> bytes:
+        chunks = {key: [c.size, c.digest, c.crc32c] for key, c in self.chunks.items()}
+        data = {"schema": 1, "block": self.block, "rows": [self.row0, self.row1], "plan": self.plan}
+        return readable(data | {"chunks": chunks, "statistics": self.statistics})
+
+
+def record_name(block: int) -> str:
+    return f"{FOLDER}/{block:06d}.json"
+
+
+def parse_record(data: object, where: str) -> BlockRecord:
+    """A checked BlockRecord from untrusted JSON."""
+    found = get_object(data, where, keys=("schema", "block", "rows", "plan", "chunks", "statistics"))
+    get_int(found, "schema", where, 1, 1)
+    rows = get_list(found, "rows", where, int)
+    if len(rows) != 2 or not 0 <= rows[0] < rows[1]:
+        raise FormatError(f"{where}: `rows` must be two increasing numbers, found {rows}")
+    chunks = get_object(found["chunks"], f"{where}: `chunks`")
+    return BlockRecord(
+        block=get_int(found, "block", where),
+        row0=rows[0],
+        row1=rows[1],
+        plan=get_hex(found, "plan", where),
+        chunks={check_key(key, where): _chunk(chunks, key, where) for key in chunks},
+        statistics=_parse_statistics(found["statistics"], where),
+    )
+
+
+def check_key(key: str, where: str) -> str:
+    """A relative path of plain names, or FormatError: no key may leave the folder it belongs to."""
+    parts = key.split("/")
+    plain = key.isprintable() and not set(key) & set('\\:*?"<>|')
+    if not plain or not all(part.strip(". ") for part in parts) or len(key) > 512:
+        raise FormatError(f"{where}: {key[:80]!r} is not a path inside the folder")
+    return key
+
+
+def clean_statistics(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[Number]]]:
+    """Statistics as plain JSON numbers; infinities and NaN become null."""
+
+    def number(value: Any) -> Number:
+        plain = value.item() if hasattr(value, "item") else value
+        return plain if isinstance(plain, int) or math.isfinite(plain) else None
+
+    return {
+        site: {name: [number(value) for value in values] for name, values in found.items()}
+        for site, found in statistics.items()
+    }
+
+
+def _chunk(chunks: dict[str, Any], key: str, where: str) -> ChunkRecord:
+    values = get_list(chunks, key, where, (int, str))
+    if len(values) != 3:
+        raise FormatError(f"{where}: chunk {key!r} needs size, BLAKE3 and crc32c, found {values!r}")
+    found: dict[str, Any] = dict(zip(("size", "digest", "crc32c"), values, strict=True))
+    spot = f"{where}: chunk {key!r}"
+    return ChunkRecord(
+        get_int(found, "size", spot, 1), get_hex(found, "digest", spot), get_hex(found, "crc32c", spot, 8)
+    )
+
+
+def _parse_statistics(data: object, where: str) -> dict[str, dict[str, list[Number]]]:
+    sites = get_object(data, f"{where}: `statistics`")
+    found: dict[str, dict[str, list[Number]]] = {}
+    for site, values in sites.items():
+        named = get_object(values, f"{where}: `statistics.{site}`")
+        if unknown := sorted(set(named) - set(_STATISTICS)):
+            raise FormatError(
+                f"{where}: statistic {unknown[0]!r} is unknown; allowed: {', '.join(_STATISTICS)}"
+            )
+        found[site] = {name: get_list(named, name, where, (int, float, type(None))) for name in named}
+    return found

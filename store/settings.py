@@ -1,0 +1,79 @@
+"""What all settings classes share: unknown keys, wrong values, layers and sizes, each answered in one
+sentence.
+
+In: named values from flags, a TOML table or keyword arguments, and the pydantic class they are meant for.
+Out: a validated value of that class, or a UsageError that names the key, the nearest known one and what is
+allowed. Cost: none; pydantic is imported when the first settings are parsed.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    import pydantic
+
+Settings = TypeVar("Settings", bound="pydantic.BaseModel")
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_LAYERS = re.compile(r"(\d+)\s*(?:-\s*(\d+))?")
+
+
+def parse_settings(kind: type[Settings], data: Mapping[str, Any]) -> Settings:
+    """Settings of `kind` from named values; an unknown key or a wrong value is one sentence."""
+    import pydantic
+
+    known = list(kind.model_fields)
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+            raise UsageError(f"unknown setting {key!r}: {hint}")
+    try:
+        return kind.model_validate(dict(data))
+    except pydantic.ValidationError as error:
+        raise UsageError(first_problem(error, kind.model_fields)) from None
+
+
+def first_problem(error: "pydantic.ValidationError", fields: Mapping[str, Any]) -> str:
+    """The first thing that pydantic found, as one sentence with the field's own description."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else "settings"
+    cause = first.get("ctx", {}).get("error")
+    message = str(cause) if cause is not None else str(first["msg"])
+    given = "" if message.startswith(f"{name}=") else f"{name}={first['input']!r}: "
+    meaning = fields[name].description if name in fields else None
+    return f"{given}{message[0].lower()}{message[1:]}" + (f". {name}: {meaning}" if meaning else "")
+
+
+def parse_layers(text: str) -> list[int]:
+    """`"0-5,8"` as [0, 1, 2, 3, 4, 5, 8]: sorted, each once."""
+    layers: set[int] = set()
+    for part in text.split(","):
+        match = _LAYERS.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"layers={text!r}: {part.strip()!r} is no layer or range; write 0-5,8 or all")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UsageError(
+                f"layers={text!r}: the range {part.strip()!r} runs backwards; write {last}-{first}"
+            )
+        layers.update(range(first, last + 1))
+    return sorted(layers)
+
+
+def parse_bytes(text: str) -> int:
+    """`"4 GiB"` as a number of bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(f"{text!r} is no size; write a number and a unit, such as 4 GiB or 800 MiB")
+    size = int(float(match[1]) * unit)
+    if size < 1:
+        raise UsageError(f"{text!r} is no size above zero; write a number and a unit, such as 4 GiB")
+    return size

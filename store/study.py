@@ -1,0 +1,216 @@
+"""A study folder: the results over one or more stores of one model, and how each came to be.
+
+In: tables, surrogates, needs, and for each step its inputs, settings and outputs. Out: Parquet and Zarr
+files of fixed form, and provenance.json, by which a step knows that nothing has changed. Every file has one
+owner (a step); the same results give the same bytes, so times and hosts go to runs/ and never into a table.
+"""
+
+import os
+import secrets
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from . import durable
+from .errors import FormatError, IncompleteError, UsageError
+from .parsing import get_object, get_str, parse_json, readable
+from .records import check_key
+from .tables import read_table, write_table
+from .toml import toml_bytes
+from .whole import digest_of, open_arrays, write_arrays
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SETTINGS = "study.toml"
+PROVENANCE = "provenance.json"
+_STEP_KEYS = ("inputs", "settings", "outputs", "facts")
+
+
+class Study:
+    """Handle on a study folder; `create` begins one, `open` continues one."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path) -> "Study":
+        """Begin a study in a new or empty folder; one that exists is opened."""
+        if (Path(path) / SETTINGS).exists():
+            return cls.open(path)
+        folder = durable.claim_folder(Path(path))
+        durable.write_file(folder / PROVENANCE, readable({"schema": 1, "steps": {}}))
+        durable.write_file(folder / SETTINGS, toml_bytes({"stores": {}, "settings": {}}))
+        return cls(folder)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Study":
+        folder = Path(path)
+        if not folder.is_dir():
+            raise IncompleteError(
+                f"{folder} does not exist; `nearline fit {folder.name} STORE` makes a study"
+            )
+        if not (folder / SETTINGS).exists():
+            raise UsageError(f"{folder} is not a study: it holds no {SETTINGS}")
+        return cls(folder)
+
+    # Settings and stores
+
+    def write_settings(self, stores: Mapping[str, str | Path], settings: Mapping[str, Any]) -> None:
+        """study.toml: resolved settings, and where each store is (relative to the study where possible)."""
+        shown = {name: _relative(Path(path), self.path) for name, path in sorted(stores.items())}
+        durable.write_file(self.path / SETTINGS, toml_bytes({"stores": shown, "settings": dict(settings)}))
+
+    def settings(self) -> dict[str, Any]:
+        return self._toml().get("settings", {})
+
+    def stores(self) -> dict[str, Path]:
+        """Paths of the stores by name, resolved."""
+        named = get_object(self._toml().get("stores", {}), f"{self.path / SETTINGS}: stores")
+        found = {name: Path(get_str(named, name, f"{self.path / SETTINGS}: stores")) for name in named}
+        return {name: path if path.is_absolute() else self.path / path for name, path in found.items()}
+
+    def _toml(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise FormatError(f"{self.path / SETTINGS}: {error}") from None
+
+    # Tables
+
+    def table_path(self, name: str) -> Path:
+        return self.path / "tables" / f"{_name(name)}.parquet"
+
+    def write_table(self, name: str, table: pa.Table) -> str:
+        """Write a result table; returns its path inside the study, as `record_step` wants it."""
+        return self._write(self.table_path(name), table)
+
+    def table(self, name: str) -> pa.Table:
+        return read_table(self.table_path(name))
+
+    def has_table(self, name: str) -> bool:
+        return self.table_path(name).exists()
+
+    def tables(self) -> list[str]:
+        """Names of the tables that are there."""
+        return sorted(path.stem for path in (self.path / "tables").glob("*.parquet"))
+
+    # Tokens
+
+    def rows_path(self, store: str) -> Path:
+        return self.path / "tokens" / "rows" / f"{_name(store)}.parquet"
+
+    def need_path(self, layer: int, store: str) -> Path:
+        return self.path / "tokens" / "need" / f"layer={layer:02d}" / f"{_name(store)}.parquet"
+
+    def write_rows(self, store: str, table: pa.Table) -> str:
+        """Identity of the rows of a store, one per token row."""
+        return self._write(self.rows_path(store), table)
+
+    def write_need(self, layer: int, store: str, table: pa.Table) -> str:
+        """Needs of a layer in a store, row for row as `rows`."""
+        return self._write(self.need_path(layer, store), table)
+
+    def rows(self, store: str) -> pa.Table:
+        return read_table(self.rows_path(store))
+
+    def need(self, layer: int, store: str) -> pa.Table:
+        return read_table(self.need_path(layer, store))
+
+    # Surrogates
+
+    def write_surrogates(
+        self, arrays: Mapping[str, Any], attrs: Mapping[str, Any], name: str | None = None
+    ) -> str:
+        """surrogates.zarr (or surrogates@NAME.zarr): arrays by name, each an array or (dims, array)."""
+        target = self.path / _surrogates(name)
+        write_arrays(target, arrays, attrs)
+        return target.name
+
+    def surrogates(self, name: str | None = None) -> "xr.Dataset":
+        """The surrogates, lazily; a missing or damaged chunk raises."""
+        return open_arrays(self.path / _surrogates(name))
+
+    # Provenance
+
+    def record_step(
+        self,
+        name: str,
+        *,
+        inputs: Mapping[str, str],
+        settings: Mapping[str, Any],
+        outputs: list[str],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Note what a step read (digests), how, and what it wrote; the outputs' digests are taken here.
+
+        `facts` must follow from the inputs; times and hosts belong to `write_run`.
+        """
+        digests = {check_key(output, "outputs"): digest_of(self.path / output) for output in sorted(outputs)}
+        step = {"inputs": dict(inputs), "settings": dict(settings), "outputs": digests, "facts": dict(facts)}
+        steps = self.provenance()
+        steps[name] = step
+        durable.write_file(self.path / PROVENANCE, readable({"schema": 1, "steps": steps}))
+
+    def step_is_current(self, name: str, inputs: Mapping[str, str], settings: Mapping[str, Any]) -> bool:
+        """The step was recorded with these inputs and settings, and its outputs are still what it wrote."""
+        step = self.provenance().get(name)
+        if step is None or step["inputs"] != dict(inputs):
+            return False
+        if readable(step["settings"]) != readable(dict(settings)):
+            return False
+        return all(
+            (self.path / output).exists() and digest_of(self.path / output) == digest
+            for output, digest in step["outputs"].items()
+        )
+
+    def provenance(self) -> dict[str, dict[str, Any]]:
+        """Recorded steps by name: inputs, settings, outputs with digests, facts."""
+        where = str(self.path / PROVENANCE)
+        if not (self.path / PROVENANCE).exists():
+            return {}
+        found = get_object(
+            parse_json((self.path / PROVENANCE).read_bytes(), where), where, keys=("schema", "steps")
+        )
+        steps = get_object(found["steps"], f"{where}: steps")
+        for name, step in steps.items():
+            checked = get_object(step, f"{where}: {name}", keys=_STEP_KEYS)
+            for key in _STEP_KEYS:
+                get_object(checked[key], f"{where}: {name}.{key}")
+            for output in checked["outputs"]:
+                check_key(output, f"{where}: {name}.outputs")
+        return steps
+
+    def write_run(self, facts: Mapping[str, Any]) -> Path:
+        """Facts that differ from run to run (times, host, command): runs/<id>.json."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        target = self.path / "runs" / f"{stamp}-{secrets.token_hex(4)}.json"
+        durable.write_file(target, readable(dict(facts)))
+        return target
+
+    def _write(self, path: Path, table: pa.Table) -> str:
+        write_table(path, table)
+        return path.relative_to(self.path).as_posix()
+
+
+def _name(name: str) -> str:
+    """A plain file name."""
+    if not name or name.startswith(".") or any(c in '/\\:*?"<>|' or not c.isprintable() for c in name):
+        raise UsageError(f"{name!r} cannot name a file; use letters, digits, dots, dashes and underscores")
+    return name
+
+
+def _surrogates(name: str | None) -> str:
+    return "surrogates.zarr" if name is None else f"surrogates@{_name(name)}.zarr"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """`path` as seen from the study's folder, so that both can be moved together; absolute across drives."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return path.resolve().as_posix()
