@@ -1,0 +1,144 @@
+"""Intervals by group: sums per group in, estimates with linearised cluster-t intervals out.
+
+Every mean over tokens is a ratio of two sums over groups (values / counts), and so is 1 − R² (squared error /
+total). The ratio is linearised at its estimate; each group's influence is scaled by 1/(1 − its share of the
+denominator), which makes the variance the group jackknife to first order; the quantile is Student's with
+one degree of freedom less than the effective number of groups, (Σ b)²/Σ b² over denominators b. Without
+these two, coverage falls to 87 % where group sizes spread widely. Families get simultaneous max-t intervals
+from one set of random group signs. Cost: O(groups · items), and groups · items · draws for a family.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import scipy.special
+from jaxtyping import Float64, Num
+
+LEVEL: Final = 0.95
+# Under this many groups a result is shown with "too few documents" and gets no verdict.
+MIN_GROUPS: Final = 20
+DRAWS: Final = 4000
+_DRAWS_AT_ONCE: Final = 500
+# One group may hold nearly all rows; with fewer degrees of freedom than this the quantile means nothing.
+_LEAST_FREEDOM: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """Ratios Σ numerator / Σ denominator over groups, with the influence of each group on each ratio."""
+
+    estimate: Float64[np.ndarray, "item"]
+    influence: Float64[np.ndarray, "group item"]
+    n_effective: Float64[np.ndarray, "item"]  # groups of equal size that would weigh as much
+    n_groups: int
+
+    @property
+    def standard_error(self) -> Float64[np.ndarray, "item"]:
+        if self.n_groups < 2:
+            return np.full(self.estimate.shape, np.nan)
+        centred = self.influence - self.influence.mean(axis=0)
+        return np.sqrt((centred**2).sum(axis=0) * self.n_groups / (self.n_groups - 1))
+
+
+def ratios(numerator: Num[np.ndarray, "group item"], denominator: Num[np.ndarray, "group item"]) -> Ratios:
+    """Linearise Σ numerator / Σ denominator, item by item; groups without any denominator do not count."""
+    present = (denominator > 0).any(axis=1)
+    numerator = numerator[present].astype(np.float64)
+    denominator = denominator[present].astype(np.float64)
+    total = denominator.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        estimate = numerator.sum(axis=0) / total
+        share = denominator / total
+        influence = (numerator - estimate * denominator) / total / (1.0 - share)
+        n_effective = 1.0 / (share**2).sum(axis=0)
+    return Ratios(estimate, influence, n_effective, int(present.sum()))
+
+
+def stack(parts: Sequence[Ratios]) -> Ratios:
+    """One family of ratios over the same groups."""
+    return Ratios(
+        np.concatenate([part.estimate for part in parts]),
+        np.concatenate([part.influence for part in parts], axis=1),
+        np.concatenate([part.n_effective for part in parts]),
+        parts[0].n_groups,
+    )
+
+
+def critical_value(ratios: Ratios, level: float = LEVEL) -> Float64[np.ndarray, "item"]:
+    """Student's two-sided quantile for each ratio by itself; NaN for fewer than two groups."""
+    return _student(ratios, (1.0 - level) / 2.0)
+
+
+def simultaneous_value(
+    ratios: Ratios, seed: int, level: float = LEVEL, draws: int = DRAWS
+) -> Float64[np.ndarray, "item"]:
+    """Critical values that hold for all items at once: a quantile of the largest |t| under random signs.
+
+    Signs are drawn per group and shared by all items, so that the dependence between items is kept. The
+    quantile is carried over to each item's own degrees of freedom, and is never below the pointwise one.
+    """
+    pointwise = critical_value(ratios, level)
+    if ratios.n_groups < 2:
+        return pointwise
+    centred = ratios.influence - ratios.influence.mean(axis=0)
+    centred = centred[:, np.isfinite(centred).all(axis=0) & (centred != 0).any(axis=0)]
+    if centred.shape[1] < 2:
+        return pointwise
+    largest = float(np.quantile(_largest_t(centred, seed, draws), level))
+    tail = float(scipy.special.stdtr(ratios.n_groups - 1, -largest))
+    return np.fmax(pointwise, _student(ratios, tail))
+
+
+def _student(ratios: Ratios, tail: float) -> np.ndarray:
+    freedom = np.maximum(ratios.n_effective - 1.0, _LEAST_FREEDOM)
+    quantile = -scipy.special.stdtrit(freedom, tail)
+    return np.where((ratios.n_groups >= 2) & np.isfinite(ratios.n_effective), quantile, np.nan)
+
+
+def _largest_t(centred: np.ndarray, seed: int, draws: int) -> np.ndarray:
+    """max over items of |t| in each draw; signs do not change the squares of influences."""
+    n_groups = centred.shape[0]
+    rng = np.random.default_rng(seed)
+    square = (centred**2).sum(axis=0)
+    largest = np.empty(draws)
+    for start in range(0, draws, _DRAWS_AT_ONCE):
+        stop = min(draws, start + _DRAWS_AT_ONCE)
+        signs = rng.integers(0, 2, (stop - start, n_groups)).astype(np.float64) * 2.0 - 1.0
+        total = signs @ centred
+        spread = np.maximum(square - total**2 / n_groups, square * 1e-12) * (n_groups / (n_groups - 1))
+        largest[start:stop] = np.abs(total / np.sqrt(spread)).max(axis=1)
+    return largest
+
+
+def bounds(
+    ratios: Ratios, critical: Float64[np.ndarray, "item"]
+) -> tuple[Float64[np.ndarray, "item"], Float64[np.ndarray, "item"]]:
+    """estimate ± critical · standard error."""
+    half = critical * ratios.standard_error
+    return ratios.estimate - half, ratios.estimate + half
+
+
+def r_squared_bounds(
+    unexplained: Ratios, critical: Float64[np.ndarray, "item"]
+) -> tuple[Float64[np.ndarray, "item"], Float64[np.ndarray, "item"]]:
+    """Bounds of R² = 1 − ratio, symmetric in log(1 − R²): never above 1, and better covered for skewed
+    errors.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = np.exp(critical * unexplained.standard_error / unexplained.estimate)
+        low, high = 1.0 - unexplained.estimate * factor, 1.0 - unexplained.estimate / factor
+    exact = unexplained.estimate == 0.0
+    return np.where(exact, 1.0, low), np.where(exact, 1.0, high)
+
+
+def verdict_at_least(low: float, high: float, threshold: float, n_groups: int) -> str:
+    """Whether "the quantity is at least `threshold`" holds, by an interval of it."""
+    if n_groups < MIN_GROUPS:
+        return "too few documents"
+    if low >= threshold:
+        return "supported"
+    if high < threshold:
+        return "not supported"
+    return "cannot tell"

@@ -1,0 +1,116 @@
+"""What steers a fit: one flat frozen value, every field with a default and a sentence.
+
+In: keyword arguments, a TOML table or flags under the same names. Out: `FitSettings`, or a UsageError that
+names the nearest known field. `results()` holds the fields that the numbers depend on; how many workers
+computed them is not one of these.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from ..store.settings import parse_bytes, parse_layers, parse_settings
+
+# Fields that change how fast a result comes, never the result.
+_MACHINE_FIELDS = frozenset({"workers", "memory_limit"})
+
+
+class FitSettings(pydantic.BaseModel):
+    """Settings of `nearline fit`."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    linear_at: float = Field(
+        default=0.9, gt=0, lt=1, description="An MLP counts as nearly linear from this held-out R² on."
+    )
+    alpha: Literal["cv", "paper"] | float = Field(
+        default="cv",
+        description="Ridge: cv chooses from `alphas`, paper takes λ = 0.01 on sums, a number is used as is.",
+    )
+    alphas: tuple[float, ...] = Field(
+        default=(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2),
+        min_length=1,
+        description="Grid of alpha; the penalty is alpha times the mean variance of the features.",
+    )
+    folds: int = Field(default=5, ge=2, le=100, description="Folds over groups of documents.")
+    seed: int = Field(default=0, ge=0, description="Of folds and of simultaneous intervals.")
+    layers: str = Field(default="all", description='"all", or layers and ranges such as "0-5,8".')
+    fit_on: str | None = Field(
+        default=None, description="Store the surrogates are fitted on; the first one by default."
+    )
+    histogram_bins: int = Field(default=40, ge=4, le=1000, description="Bins of each histogram of a need.")
+    examples: int = Field(
+        default=10, ge=0, le=1000, description="Tokens of highest and of lowest need to show for a layer."
+    )
+    workers: int | None = Field(
+        default=None, ge=1, description="Threads; as many as the process may use by default."
+    )
+    memory_limit: str = Field(
+        default="4 GiB", description="Bound of the working memory of all workers together."
+    )
+
+    @pydantic.field_validator("alphas", mode="before")
+    @classmethod
+    def _split_alphas(cls, alphas: object) -> object:
+        return [part.strip() for part in alphas.split(",")] if isinstance(alphas, str) else alphas
+
+    @pydantic.field_validator("alphas")
+    @classmethod
+    def _check_alphas(cls, alphas: tuple[float, ...]) -> tuple[float, ...]:
+        if any(not 0 < a < float("inf") for a in alphas) or list(alphas) != sorted(set(alphas)):
+            raise ValueError("must be positive, finite and increasing, such as 1e-6, 1e-3, 1")
+        return alphas
+
+    @pydantic.field_validator("alpha")
+    @classmethod
+    def _check_alpha(cls, alpha: str | float) -> str | float:
+        if not isinstance(alpha, str) and not 0 < alpha < float("inf"):
+            raise ValueError('must be "cv", "paper" or a positive number')
+        return alpha
+
+    @pydantic.field_validator("layers", mode="before")
+    @classmethod
+    def _write_layers(cls, layers: object) -> object:
+        if isinstance(layers, (list, tuple)):
+            return ",".join(str(layer) for layer in layers)
+        return str(layers) if isinstance(layers, int) else layers
+
+    @pydantic.field_validator("layers")
+    @classmethod
+    def _check_layers(cls, layers: str) -> str:
+        if layers != "all":
+            parse_layers(layers)
+        return layers
+
+    @pydantic.field_validator("memory_limit")
+    @classmethod
+    def _check_memory(cls, limit: str) -> str:
+        parse_bytes(limit)
+        return limit
+
+    @property
+    def rules(self) -> tuple[float | str, ...]:
+        """The alphas to compare: the grid, or the one that is given."""
+        return self.alphas if self.alpha == "cv" else (self.alpha,)
+
+    @property
+    def n_workers(self) -> int:
+        if self.workers is not None:
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        return parse_bytes(self.memory_limit)
+
+    def results(self) -> dict[str, Any]:
+        """The fields that results depend on, as plain values."""
+        return self.model_dump(mode="json", exclude=set(_MACHINE_FIELDS))
+
+
+def parse(data: Mapping[str, Any]) -> FitSettings:
+    """Settings from named values; an unknown key or a wrong value is one sentence with what is allowed."""
+    return parse_settings(FitSettings, data)

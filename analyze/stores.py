@@ -1,0 +1,89 @@
+"""The stores of a fit: names and paths in, open readers of one model out, checked before any work starts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..store import Reader, StoreNotFound, UsageError
+from ..store.settings import parse_layers
+from .settings import FitSettings
+
+SITES = ("residual", "mlp_output")
+
+StorePaths = Mapping[str, str | Path] | Sequence[str | Path]
+
+
+def name_stores(stores: StorePaths) -> dict[str, Path]:
+    """Store names with their paths; a plain list is named by its folders."""
+    if isinstance(stores, Mapping):
+        named = {name: Path(path) for name, path in stores.items()}
+    else:
+        named: dict[str, Path] = {}
+        for path in map(Path, stores):
+            name = path.resolve().name
+            if name in named:
+                raise UsageError(f"two stores are called {name} ({named[name]} and {path}): give them names")
+            named[name] = path
+    if not named:
+        raise UsageError("a fit needs at least one store")
+    for name in named:
+        if not name or name.startswith(".") or "/" in name or "\\" in name:
+            raise UsageError(f"{name!r} cannot name a store: it becomes a file name in the study")
+    return named
+
+
+def open_stores(named: Mapping[str, Path]) -> dict[str, Reader]:
+    """Readers of sealed stores that hold the same model's activations."""
+    readers: dict[str, Reader] = {}
+    for name, path in named.items():
+        if not path.exists():
+            raise StoreNotFound(f"store {name}: {path} does not exist")
+        readers[name] = reader = Reader.open(path)
+        for site in SITES:
+            if site not in reader.attributes.storage.sites:
+                raise UsageError(f"store {name} has no `{site}`: a fit needs {' and '.join(SITES)}")
+    first, *others = readers.items()
+    for other in others:
+        _check_same_model(first, other)
+    return readers
+
+
+def _check_same_model(first: tuple[str, Reader], other: tuple[str, Reader]) -> None:
+    """One set of weights and one tokenizer, or numbers of two models would stand in one study."""
+    (name, reader), (other_name, other_reader) = first, other
+    pairs = {
+        "weights": (reader.attributes.model.weights_hash, other_reader.attributes.model.weights_hash),
+        "tokenizer": (reader.attributes.tokenizer.fingerprint, other_reader.attributes.tokenizer.fingerprint),
+    }
+    for what, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise UsageError(
+                f"stores {name} and {other_name} differ in {what} ({ours[:12]} and {theirs[:12]}): "
+                "a study holds stores of one model; make one study for each"
+            )
+
+
+def fit_store(readers: Mapping[str, Reader], settings: FitSettings) -> str:
+    """The name of the store that surrogates are fitted on."""
+    chosen = settings.fit_on or next(iter(readers))
+    if chosen not in readers:
+        raise UsageError(f"fit_on = {chosen!r}: the stores of this fit are {', '.join(readers)}")
+    return chosen
+
+
+def choose_layers(readers: Mapping[str, Reader], settings: FitSettings) -> list[int]:
+    """The layers to fit; every store must have them."""
+    if settings.layers == "all":
+        common = set.intersection(*(set(reader.layers) for reader in readers.values()))
+        if not common:
+            raise UsageError(f"the stores {', '.join(readers)} have no layer in common")
+        return sorted(common)
+    layers = parse_layers(settings.layers)
+    for name, reader in readers.items():
+        if missing := sorted(set(layers) - set(reader.layers)):
+            raise UsageError(f"store {name} has no layer {missing[0]}; it has {_spell(reader.layers)}")
+    return layers
+
+
+def _spell(layers: Sequence[int]) -> str:
+    whole = len(layers) > 1 and list(layers) == list(range(layers[0], layers[-1] + 1))
+    return f"{layers[0]}-{layers[-1]}" if whole else ", ".join(map(str, layers))
