@@ -1,0 +1,160 @@
+"""Hooks on a model's sites: what flows past is shown to a callback at hook time, and every hook is counted.
+
+In: an `Anatomy` and a callback `sink(site, layer, tensor)`. Out: nothing of its own; the callback must copy
+what it keeps, because the model may overwrite the tensor in its next operation. Cost: one Python call per
+site and layer. A hook that did not fire exactly once per forward pass is an error, never missing data.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..store.errors import ProofFailed, UsageError
+from .anatomy import Anatomy
+
+SITES = (
+    "embedding",
+    "block_input",
+    "attention_output",
+    "residual",
+    "mlp_input",
+    "mlp_output",
+    "block_output",
+)
+
+
+class Sink(Protocol):
+    """Receives a tensor of shape (batch, position, feature) while the model runs."""
+
+    def __call__(self, site: str, layer: int, tensor: Tensor) -> None: ...
+
+
+class Capture:
+    """`with Capture(anatomy, sink, sites=…, layers=…) as capture:` then forward passes and `check_counts()`.
+
+    `embedding` is what enters block 0 and is reported as layer 0, whatever `layers` holds.
+    """
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        sink: Sink,
+        *,
+        sites: Collection[str] = ("embedding", "residual", "mlp_output"),
+        layers: Collection[int] | None = None,
+    ) -> None:
+        self._anatomy = anatomy
+        self._sink = sink
+        self._sites = _known_sites(sites)
+        self._layers = _known_layers(anatomy, layers)
+        self._handles: list[RemovableHandle] = []
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._expected: list[tuple[str, int]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            if "embedding" in self._sites:
+                self._watch_input("embedding", 0, self._anatomy.layers[0].block)
+            for layer in self._layers:
+                self._watch_layer(layer)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def reset(self) -> None:
+        """Forget the counts, for example after a forward pass that failed."""
+        self._counts.clear()
+
+    def check_counts(self) -> None:
+        """Raise ProofFailed unless every hook fired exactly once since the last check; count anew."""
+        wrong = [(key, self._counts[key]) for key in self._expected if self._counts[key] != 1]
+        self.reset()
+        if wrong:
+            (site, layer), n_calls = wrong[0]
+            raise ProofFailed(
+                f"{site} layer {layer}: its hook fired {n_calls} times in one forward pass instead of once "
+                f"({len(wrong)} of {len(self._expected)} hooks are off). The model skips, repeats or hides "
+                "this module; its activations cannot be collected this way."
+            )
+
+    def _watch_layer(self, index: int) -> None:
+        layer = self._anatomy.layers[index]
+        inputs = {
+            "block_input": layer.block,
+            "residual": layer.mlp_first if layer.norm is None else layer.norm,
+            "mlp_input": layer.mlp_first,
+        }
+        outputs = {
+            "attention_output": layer.attention,
+            "mlp_output": layer.mlp_last,
+            "block_output": layer.block,
+        }
+        for site, module in inputs.items():
+            if site in self._sites:
+                self._watch_input(site, index, module)
+        for site, module in outputs.items():
+            if site in self._sites:
+                self._watch_output(site, index, module)
+
+    def _watch_input(self, site: str, layer: int, module: nn.Module) -> None:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._see(site, layer, first_tensor(args or tuple(kwargs.values())))
+
+        self._expected.append((site, layer))
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+
+    def _watch_output(self, site: str, layer: int, module: nn.Module) -> None:
+        def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._see(site, layer, first_tensor(output))
+
+        self._expected.append((site, layer))
+        self._handles.append(module.register_forward_hook(after))
+
+    def _see(self, site: str, layer: int, tensor: Tensor) -> None:
+        self._counts[site, layer] += 1
+        self._sink(site, layer, tensor)
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._expected.clear()
+
+
+def first_tensor(value: Any) -> Tensor:
+    """The hidden states in what a module takes or gives: a tensor, or the first tensor of a tuple."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple | list):
+        for part in value:
+            if isinstance(part, Tensor):
+                return part
+    raise ProofFailed(f"a module passed {type(value).__name__} where hidden states were expected")
+
+
+def _known_sites(sites: Collection[str]) -> frozenset[str]:
+    unknown = [site for site in sites if site not in SITES]
+    if unknown:
+        raise UsageError(f"site {unknown[0]!r} is not known. Sites: {', '.join(SITES)}.")
+    return frozenset(sites)
+
+
+def _known_layers(anatomy: Anatomy, layers: Collection[int] | None) -> tuple[int, ...]:
+    chosen = tuple(range(anatomy.n_layers)) if layers is None else tuple(layers)
+    outside = [layer for layer in chosen if not 0 <= layer < anatomy.n_layers]
+    if outside:
+        raise UsageError(
+            f"layer {outside[0]}: this model has layers 0-{anatomy.n_layers - 1}. `nearline sites MODEL` "
+            "lists what it offers."
+        )
+    return chosen

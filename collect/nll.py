@@ -1,0 +1,39 @@
+"""How badly the unmodified model predicted each row's target, exact, without ever holding all logits.
+
+In: final hidden states (what the language model head reads) and one target per row. Out: nats per row, NaN
+exactly where there is no target (-1). The head runs on a few hundred rows at a time with its soft-cap and
+scale, the log-softmax in float32. Cost: one head product; memory: about twice `limit_bytes`, whatever the
+vocabulary.
+"""
+
+import torch
+from jaxtyping import Float, Float32, Int
+from torch import Tensor
+
+from .anatomy import Anatomy, logits
+
+NO_TARGET = -1
+LIMIT_BYTES = 64 * 2**20
+
+
+def token_nll(
+    anatomy: Anatomy,
+    hidden: Float[Tensor, "row feature"],
+    target: Int[Tensor, "row"],
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Float32[Tensor, "row"]:
+    """-log p(target) of each row under the model, in nats."""
+    nll = torch.full(target.shape, float("nan"), dtype=torch.float32, device=hidden.device)
+    wanted = torch.nonzero(target != NO_TARGET).flatten()
+    for rows in wanted.split(rows_per_chunk(anatomy.vocab_size, limit_bytes)):
+        scores = logits(anatomy, hidden.index_select(0, rows)).float()
+        nll[rows] = torch.nn.functional.cross_entropy(
+            scores, target.index_select(0, rows).long(), reduction="none"
+        )
+    return nll
+
+
+def rows_per_chunk(vocab_size: int, limit_bytes: int = LIMIT_BYTES) -> int:
+    """Rows whose float32 logits fit `limit_bytes`; at least one."""
+    return max(1, limit_bytes // (4 * vocab_size))

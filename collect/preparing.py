@@ -1,0 +1,130 @@
+"""Everything a harvest settles before the first forward pass: numbers, splits, plan, memory and disk.
+
+In: settings, a model's anatomy, a corpus and its tokens. Out: a frozen `Prepared`, or the first thing that
+stands in the way, in one sentence. Cost: tokenising and near-duplicate search; no forward pass, nothing
+written.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int32
+
+from ..store.durable import check_space
+from ..store.errors import UsageError
+from ..store.layout import BLOCK_BUFFERS, CHUNK_LIMIT_BYTES, block_bytes, choose_block, store_bytes
+from .anatomy import Anatomy
+from .buffers import LAYER_SITES, Shape
+from .corpora import Corpus
+from .planning import Planned, assign_splits, build_plan, reachable_tokens
+from .settings import HarvestSettings
+from .tokenise import TokenisedCorpus
+from .windows import Cutting
+
+DEFAULT_SEQUENCE_LENGTH = 512
+DEFAULT_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+STORAGE_OF_COMPUTE = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float16"}
+UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where the system does not say how much is available
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A harvest ready to run."""
+
+    anatomy: Anatomy
+    corpus: Corpus
+    tokens: TokenisedCorpus
+    content_hashes: tuple[str, ...]
+    groups: Int32[np.ndarray, " document"]
+    splits: np.ndarray
+    planned: Planned
+    shape: Shape
+
+    @property
+    def store_bytes(self) -> int:
+        """Bytes of all chunks, before any compressor."""
+        shape = self.shape
+        sizes = (shape.d_model, len(shape.layers), len(LAYER_SITES), shape.itemsize)
+        return store_bytes(self.planned.plan.n_tokens, shape.block, *sizes)
+
+
+def prepare(
+    anatomy: Anatomy, corpus: Corpus, tokens: TokenisedCorpus, settings: HarvestSettings, path: Path
+) -> Prepared:
+    """Resolve, plan and check."""
+    layers = settings.resolve_layers(anatomy.n_layers)
+    cutting = cutting_of(anatomy, tokens, settings)
+    storage_dtype = settings.storage_dtype or STORAGE_OF_COMPUTE.get(anatomy.dtype, "float32")
+    hashes = tuple(document.content_hash for document in corpus.documents)
+    groups = corpus.groups()
+    splits = assign_splits(groups, hashes, seed=settings.seed)
+    lengths = np.array([len(ids) for ids in tokens.ids], np.int64)
+    reachable = reachable_tokens(lengths, splits, cutting, settings.tokens)
+    block = _block(reachable, Shape(tuple(layers), anatomy.d_model, 1, storage_dtype), settings)
+    planned = build_plan(lengths, splits, hashes, tokens=settings.tokens, block=block, cutting=cutting)
+    shape = Shape(tuple(layers), anatomy.d_model, block, storage_dtype)
+    prepared = Prepared(anatomy, corpus, tokens, hashes, groups, splits, planned, shape)
+    check_space(path, prepared.store_bytes)
+    return prepared
+
+
+def cutting_of(anatomy: Anatomy, tokens: TokenisedCorpus, settings: HarvestSettings) -> Cutting:
+    """Window and batch sizes, resolved for this model."""
+    most = anatomy.max_positions
+    length = settings.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, most or DEFAULT_SEQUENCE_LENGTH)
+    if most is not None and length > most:
+        raise UsageError(
+            f"sequence_length={length}: this model takes at most {most} positions. Use {most} or less."
+        )
+    per_batch = settings.batch_tokens or max(length, DEFAULT_BATCH_TOKENS.get(anatomy.device.type, 4096))
+    return Cutting(
+        sequence_length=length,
+        min_length=settings.min_length,
+        batch_tokens=per_batch,
+        seed=settings.seed,
+        bos_id=tokens.bos_id,
+    )
+
+
+def _block(n_tokens: int, row: Shape, settings: HarvestSettings) -> int:
+    limit = settings.memory_limit_bytes or available_memory_bytes() // 2
+    sizes = (row.d_model, len(row.layers), len(LAYER_SITES), row.itemsize)
+    if settings.block is None:
+        # A block below the shortest window would be one cut after another.
+        return max(choose_block(max(n_tokens, 1), *sizes, limit), settings.min_length)
+    chunk_rows = CHUNK_LIMIT_BYTES // (row.d_model * row.itemsize)
+    if settings.block > chunk_rows:
+        raise UsageError(
+            f"block={settings.block:,}: a chunk is at most {CHUNK_LIMIT_BYTES // 2**20} MiB, which is "
+            f"{chunk_rows:,} rows of this model. Use {chunk_rows:,} or less."
+        )
+    need, row_bytes = (BLOCK_BUFFERS * block_bytes(rows, *sizes) for rows in (settings.block, 1))
+    if need > limit:
+        raise UsageError(
+            f"block={settings.block:,} needs {need / 2**20:,.1f} MiB of buffers, the memory limit is "
+            f"{limit / 2**20:,.1f} MiB. Use block={max(limit // row_bytes, 1):,} or less, fewer layers, or "
+            "raise memory_limit."
+        )
+    return settings.block
+
+
+def available_memory_bytes() -> int:
+    """What this process may still take: the system's word and its control group's, whichever is less."""
+    found = [*_meminfo(Path("/proc/meminfo")), *_control_group(Path("/sys/fs/cgroup"))]
+    return min(found, default=UNKNOWN_MEMORY_BYTES)
+
+
+def _meminfo(path: Path) -> list[int]:
+    if not path.is_file():
+        return []
+    lines = (line.split() for line in path.read_text().splitlines())
+    return [int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"]
+
+
+def _control_group(folder: Path) -> list[int]:
+    limit, used = folder / "memory.max", folder / "memory.current"
+    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
+        return []
+    return [max(int(limit.read_text()) - int(used.read_text()), 0)]

@@ -1,0 +1,125 @@
+"""Everything that steers a harvest, in one flat frozen value.
+
+In: keyword arguments, a TOML table or command line flags, all under the same names. Out: a validated
+`HarvestSettings`, or one sentence that names the wrong key, the nearest right one and what is allowed.
+Cost: none. Numbers that follow from the model (the length of a window, the block) are left at None here
+and resolved by the harvest, so that a settings file stays valid for another model.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from ..store.errors import UsageError
+from ..store.settings import parse_bytes, parse_layers, parse_settings
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class HarvestSettings(pydantic.BaseModel):
+    """What to harvest and how. Each field has a default and a sentence."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(default="tiny-gpt2", description="A bundled model, a local folder or a Hub id.")
+    corpus: str = Field(
+        "docs:python",
+        description="docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].",
+    )
+    tokens: Count = Field(
+        default=100_000, description="Token rows to store; a shorter corpus lowers it and says so."
+    )
+    layers: str | None = Field(default=None, description="Layers to store, such as 0-5,8; default: all.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Compute dtype; auto keeps the checkpoint's own."
+    )
+    storage_dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
+        default=None, description="Stored dtype; default: the compute dtype, float16 for a float32 model."
+    )
+    sequence_length: Annotated[int, Field(ge=2)] | None = Field(
+        default=None,
+        description="Rows of one forward window; default: 512, or the model's limit if that is lower.",
+    )
+    min_length: Count = Field(
+        default=16, description="Windows with fewer rows, such as a document's tail, are dropped."
+    )
+    batch_tokens: Count | None = Field(
+        default=None, description="Padded tokens of one forward pass; default: 4096 on a CPU, 16384 on a GPU."
+    )
+    block: Count | None = Field(
+        default=None,
+        description="Token rows of one block, the unit of commit; default: from sizes and memory.",
+    )
+    bos: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="Whether each window starts with the BOS token; auto follows the tokenizer.",
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    revision: str | None = Field(default=None, description="Commit, branch or tag of a Hub model.")
+    gguf_file: str | None = Field(default=None, description="Name of a GGUF file inside the model's folder.")
+    attention: str | None = Field(
+        default=None, description="Attention implementation; default: the model's own choice."
+    )
+    trust_remote_code: bool = Field(default=False, description="Run code that ships with the model.")
+    allow_pickle: bool = Field(
+        default=False, description="Load weights that are not safetensors (this can run code)."
+    )
+    seed: int = Field(default=0, description="Order of documents and their splits.")
+    threads: Count | None = Field(
+        default=None, description="Torch's intra-op threads (recorded); default: torch's own."
+    )
+    memory_limit: str | None = Field(
+        default=None,
+        description="Limit for block buffers, such as 4 GiB; default: half of the available memory.",
+    )
+    compressor: Literal["zstd"] | None = Field(
+        default=None, description="Lossless compressor of chunks; default: none."
+    )
+    on_nonfinite: Literal["stop", "mask"] = Field(
+        default="stop",
+        description="A NaN or infinity stops the run, or its row is stored with valid = false.",
+    )
+
+    @pydantic.field_validator("layers", mode="before")
+    @classmethod
+    def _layers_as_text(cls, value: object) -> object:
+        if value is None or value == "all":
+            return None
+        if isinstance(value, int):
+            value = [value]
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            value = ",".join(str(layer) for layer in value)
+        if isinstance(value, str):
+            parse_layers(value)
+        return value
+
+    @pydantic.field_validator("memory_limit")
+    @classmethod
+    def _memory_limit_is_a_size(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_bytes(value)
+        return value
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The limit as a number; None where the harvest shall take half of the available memory."""
+        return None if self.memory_limit is None else parse_bytes(self.memory_limit)
+
+    def resolve_layers(self, n_layers: int) -> list[int]:
+        """The layers to store of a model that has `n_layers`."""
+        if self.layers is None:
+            return list(range(n_layers))
+        chosen = parse_layers(self.layers)
+        if chosen[-1] >= n_layers:
+            raise UsageError(
+                f"layers={self.layers}: this model has layers 0-{n_layers - 1}. "
+                "`nearline sites MODEL` lists what it offers."
+            )
+        return chosen
+
+
+def parse(data: Mapping[str, Any]) -> HarvestSettings:
+    """Settings from named values; an unknown key or a wrong value is one sentence with what is allowed."""
+    return parse_settings(HarvestSettings, data)
