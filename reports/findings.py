@@ -1,0 +1,161 @@
+"""The sentences of the page: what the tables say, in words, with numbers rounded as the tables round them.
+
+In: frames of `Results`. Out: plain text, not yet escaped. The summary answers "which MLPs of this model are
+nearly linear?"; the other sentences title the figures and are their alternative text. Cost: nothing to
+speak of.
+"""
+
+from collections.abc import Callable
+
+import polars as pl
+
+from . import text
+from .results import Results
+
+LEVEL = 95
+"""Coverage of every interval of a study, in percent."""
+MIN_GROUPS = 20
+"""Groups of documents below which a study gives no verdict."""
+
+VERDICTS = ("supported", "not supported", "cannot tell", "too few documents")
+
+MEANING = {
+    "supported": "the whole interval lies at or above the threshold",
+    "not supported": "the whole interval lies below the threshold",
+    "cannot tell": "the interval holds the threshold: more documents would be needed",
+    "too few documents": f"fewer than {MIN_GROUPS} independent groups of documents: shown without a verdict",
+}
+
+
+def label(results: Results, series: int, limit: int = 60) -> str:
+    """The name by which the page calls a store: its corpus, and the store's own name where corpora repeat."""
+    corpora = results.harvest["corpus"].to_list()
+    corpus, store = corpora[series], results.stores[series]
+    return text.name(corpus if corpora.count(corpus) == 1 else f"{corpus} ({store})", limit)
+
+
+def model(results: Results) -> str:
+    return text.listing([text.name(name, 60) for name in results.models])
+
+
+def claim(results: Results) -> str:
+    """What "nearly linear" means here, in one sentence."""
+    return (
+        "An MLP counts as nearly linear when one linear map, fitted on other documents, explains at "
+        f"least {100 * results.claim_at:g} % of the variance of its output (R² ≥ "
+        f"{results.claim_at:g}), and the {LEVEL} % interval that covers all layers at once lies wholly "
+        "above that."
+    )
+
+
+def r2_words(row: dict) -> str:
+    """`R² 0.931 [0.912, 0.948]`: the value, not broken off its name, and its simultaneous interval."""
+    ends = text.interval(row["r2_sim_lo"], row["r2_sim_hi"])
+    return f"R²\N{NO-BREAK SPACE}{text.number(row['r2_test'])}" + ("" if ends == text.NONE else f" {ends}")
+
+
+def extremes(frame: pl.DataFrame, column: str) -> tuple[dict, dict] | None:
+    """The rows with the lowest and the highest value of a column; None where it has no values."""
+    known = frame.filter(pl.col(column).is_not_null() & pl.col(column).is_not_nan()).sort(column, "layer")
+    return None if known.is_empty() else (known.row(0, named=True), known.row(-1, named=True))
+
+
+def _by_verdict(rows: pl.DataFrame) -> list[str]:
+    """`supported for layers 0–3`: each verdict that occurs, with its layers."""
+    parts = []
+    for verdict in VERDICTS:
+        layers = rows.filter(pl.col("verdict") == verdict)["layer"].to_list()
+        if layers:
+            parts.append(f"{verdict} for {text.layers(layers)}")
+    return parts
+
+
+def _foreign(results: Results, rows: pl.DataFrame) -> str:
+    """Says so where the maps come from another store: their errors are then those of the move as well."""
+    here, fit_on = rows["store"].to_list()[:1], rows["fit_on"].unique().to_list()
+    if here == fit_on or len(fit_on) != 1:
+        return ""
+    known = fit_on[0] in results.stores
+    there = label(results, results.stores.index(fit_on[0])) if known else text.name(fit_on[0])
+    return f" under the maps fitted on {there}"
+
+
+def summary(results: Results, series: int) -> str:
+    """Which MLPs are nearly linear on one store: count, most and least linear layer, verdicts."""
+    rows = results.surrogates.filter(pl.col("series") == series)
+    supported = rows.filter(pl.col("verdict") == "supported").height
+    verb = "is" if supported == 1 else "are"
+    opening = f"{supported} of {rows.height} MLPs {verb} nearly linear{_foreign(results, rows)}"
+    if set(rows["verdict"]) == {"too few documents"}:
+        opening = f"there are too few documents to say which of {rows.height} MLPs are nearly linear"
+    ends = extremes(rows, "r2_test")
+    if ends is None:
+        return f"{opening}: no layer has a held-out R²."
+    low, high = ends
+    if rows.height == 1:
+        most = f"layer {high['layer']} has {r2_words(high)}"
+    else:
+        most = (
+            f"layer {high['layer']} is the most linear: {r2_words(high)}; layer {low['layer']} the "
+            f"least: {r2_words(low)}"
+        )
+    return f"{opening}: {most}. Verdicts: {', '.join(_by_verdict(rows))}."
+
+
+def _ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
+    """From the lowest value (and its layer) to the highest, store by store; empty if there are none."""
+    parts = []
+    for series in range(len(results.stores)):
+        ends = extremes(frame.filter(pl.col("series") == series), column)
+        if ends is None:
+            continue
+        low, high = ends
+        where = f" on {label(results, series, 40)}" if len(results.stores) > 1 else ""
+        if low["layer"] == high["layer"]:
+            parts.append(f"{show(low[column])} in layer {low['layer']}{where}")
+        else:
+            least, most = (f"{show(row[column])} (layer\N{NO-BREAK SPACE}{row['layer']})" for row in ends)
+            parts.append(f"{least} to {most}{where}")
+    return text.listing(parts) if parts else ""
+
+
+def r2(results: Results) -> str:
+    found = _ranges(results, results.surrogates, "r2_test", text.number)
+    return f"One linear map explains held-out MLP output with an R² of {found}" if found else "No held-out R²"
+
+
+def need(results: Results) -> str:
+    found = _ranges(results, results.errors(), "q50", text.number)
+    return f"The median token has an error of {found}" if found else "No needs of test tokens"
+
+
+def shares(results: Results) -> str:
+    found = _ranges(results, results.errors(), "share_below_half", text.percent)
+    return f"Tokens with an error below 0.5 make up {found}" if found else "No needs of test tokens"
+
+
+def skew(results: Results) -> str:
+    found = _ranges(results, results.errors(), "top5_share", text.percent)
+    return (
+        f"Of all squared error, the neediest 5 % of tokens carry {found}"
+        if found
+        else "No needs of test tokens"
+    )
+
+
+def histogram(results: Results) -> str:
+    rows = results.errors()
+    right = rows.filter(pl.col("skew") > 0).height
+    cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
+    tail = "Few tokens need much: the long tail lies on the side of high error"
+    return f"{tail} in {right} of {rows.height} {cases}"
+
+
+def sinks(results: Results) -> str:
+    rows = results.surrogates.filter(pl.col("r2_sink").is_not_null() & pl.col("r2_sink").is_not_nan())
+    if rows.is_empty():
+        return "No sinks were harvested: no position 0 and no special token among the test rows"
+    worse = rows.filter(pl.col("r2_sink") < pl.col("r2_test")).height
+    cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
+    worse_than = "The linear map, fitted without the sinks, explains them worse than the other tokens"
+    return f"{worse_than} in {worse} of {rows.height} {cases}"

@@ -1,0 +1,211 @@
+"""The page itself: sections in the order a reader asks, filled into `page.html` with `page.css` inside.
+
+In: `Results`. Out: one HTML document as text, with no script and no reference to anything outside itself.
+Every stored string has passed `text.escape` or `text.markup`; every figure has its sentence above it, as
+its alternative text and as the caption of its table. Same results, same bytes. Cost: about a second, nearly
+all of it drawing.
+"""
+
+from importlib import resources
+from string import Template
+
+import polars as pl
+
+from . import charts, examples, findings, harvested, provenance, reading, sections, text
+from .chart_style import largest
+from .figure import figure
+from .results import Results
+
+
+def _numbers(label: str, table: str, *, opened: bool = False) -> str:
+    return f'<details class="numbers"{" open" if opened else ""}><summary>{label}</summary>{table}</details>'
+
+
+def _section(key: str, heading: str, *parts: str) -> str:
+    return (
+        f'<section id="{key}">\n<h2>{heading}</h2>\n'
+        + "\n".join(part for part in parts if part)
+        + "\n</section>"
+    )
+
+
+def answers(results: Results) -> str:
+    """The answer in one paragraph a store."""
+    return "\n".join(
+        f'<p class="answer"><b>On {text.escape(findings.label(results, at))},</b> '
+        f"{text.escape(findings.summary(results, at))}</p>"
+        for at in range(len(results.stores))
+    )
+
+
+def _lines(sample: str) -> str:
+    """The sample with its line ends both drawn and kept."""
+    return text.markup(text.clip(sample, 300)).replace("<i>↵</i>", "<i>↵</i>\n")
+
+
+def _harvest(results: Results) -> str:
+    samples = [
+        f"<h3>First rows of {text.escape(findings.label(results, at))}, "
+        f"decoded</h3><pre><bdi>{_lines(sample or '')}</bdi></pre>"
+        for at, sample in enumerate(results.harvest["sample"].to_list())
+    ]
+    return _section("harvest", "What was harvested", harvested.table(results), *samples)
+
+
+def _linear(results: Results) -> str:
+    frame = results.surrogates
+    floor = charts.floor_of(frame, results.claim_at)
+    below = frame.filter(pl.min_horizontal("r2_test", "r2_sim_lo") < floor).to_dicts()
+    named = [f"layer {row['layer']} ({findings.r2_words(row)})" for row in below]
+    note = f"Cut at the lower edge of the axis: {text.listing(named)}." if named else ""
+    drawn = figure(
+        "r2",
+        results,
+        findings.r2(results),
+        reading.R2,
+        lambda size: charts.held_out_r2(frame, claim_at=results.claim_at, size=size),
+        note,
+    )
+    table = _numbers("R², penalty and condition of every layer", sections.surrogates(results), opened=True)
+    return _section(
+        "linear", "How linear each MLP is", drawn, table, f'<p class="note">{reading.SURROGATE_COLUMNS}</p>'
+    )
+
+
+def _need(results: Results) -> str:
+    frame = results.errors()
+    return _section(
+        "need",
+        "How much tokens need the nonlinearity",
+        figure(
+            "need",
+            results,
+            findings.need(results),
+            reading.QUANTILES,
+            lambda size: charts.need_quantiles(frame, size=size),
+        ),
+        _numbers("Quantiles of error", sections.quantiles(results)),
+        figure(
+            "shares",
+            results,
+            findings.shares(results),
+            reading.SHARES,
+            lambda size: charts.shares_below(frame, size=size),
+        ),
+        _numbers("Shares and skew", sections.shares(results)),
+        _numbers(
+            "The other needs: relative to ‖y‖, absolute, relative to the residual stream",
+            sections.other_needs(results),
+        ),
+    )
+
+
+def _panels(results: Results) -> list[tuple[int, str]]:
+    """The most linear, the middle and the least linear layer of the first store, in the order of layers."""
+    rows = results.surrogates.filter((pl.col("series") == 0) & pl.col("r2_test").is_not_nan()).sort(
+        "r2_test", "layer"
+    )
+    layers = rows["layer"].to_list()
+    words = {}
+    if layers:
+        words = {
+            layers[len(layers) // 2]: "",
+            layers[0]: ", the least linear",
+            layers[-1]: ", the most linear",
+        }
+    return [(layer, f"layer {layer}{words[layer]}") for layer in sorted(words)]
+
+
+def _densities(results: Results) -> pl.DataFrame:
+    """Bins of the need `error` as percent of tokens per 0.1 of error."""
+    bins = results.histogram.filter(pl.col("need") == "error")
+    share = pl.col("count") / pl.col("count").sum().over("series", "layer")
+    width = pl.col("bin_hi") - pl.col("bin_lo")
+    return bins.with_columns(density=10 * share / width).filter(pl.col("density").is_finite())
+
+
+def _skew(results: Results) -> str:
+    frame, panels = results.errors(), _panels(results)
+    shown = frame.filter(pl.col("layer").is_in([layer for layer, _ in panels]))
+    upto = largest(shown, "q99", at_least=0.5)
+    bins = _densities(results).filter(pl.col("layer").is_in([layer for layer, _ in panels]))
+    small = (
+        ""
+        if bins.is_empty()
+        else figure(
+            "histograms",
+            results,
+            findings.histogram(results),
+            reading.HISTOGRAMS,
+            lambda size: charts.histograms(bins, panels, upto=upto, size=size),
+        )
+    )
+    return _section(
+        "skew",
+        "How unevenly need is spread",
+        f"<p>{reading.SKEW}</p>",
+        figure(
+            "skew",
+            results,
+            findings.skew(results),
+            reading.CARRIED,
+            lambda size: charts.skew(frame, size=size),
+        ),
+        small,
+    )
+
+
+def _tokens(results: Results) -> str:
+    """Examples of every layer, store by store; the most and the least linear layer start unfolded."""
+    parts = []
+    for at in range(len(results.stores)):
+        rows = results.surrogates.filter(pl.col("series") == at)
+        low, high = findings.extremes(rows, "r2_test") or ({}, {})
+        words = {low.get("layer"): ", the least linear", high.get("layer"): ", the most linear"}
+        titles = {
+            row[
+                "layer"
+            ]: f"Layer {row['layer']}: R² {text.number(row['r2_test'])}{words.get(row['layer'], '')}"
+            for row in rows.to_dicts()
+        }
+        found = examples.by_layer(
+            results.examples.filter(pl.col("series") == at), titles, opened=frozenset(words)
+        )
+        parts += [f"<h3>{text.escape(findings.label(results, at))}</h3>", found] if found else []
+    return _section(
+        "tokens",
+        "Tokens of highest and lowest need",
+        f"<p>{reading.TOKENS}</p>",
+        *(parts or [reading.NO_TOKENS]),
+    )
+
+
+def render(results: Results) -> str:
+    """The whole page."""
+    folder = resources.files(__package__ or "nearline.reports")
+    body = [
+        _harvest(results),
+        _linear(results),
+        _need(results),
+        _skew(results),
+        _section(
+            "sinks",
+            "Sinks apart",
+            f"<p>{text.escape(findings.sinks(results))}. {reading.SINKS}</p>",
+            sections.sinks(results),
+        ),
+        _tokens(results),
+    ]
+    model = text.escape(findings.model(results))
+    return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
+        title=f"Which MLPs of {model} are nearly linear?",
+        heading=f'Which MLPs of <span class="name">{model}</span> are nearly linear?',
+        style=(folder / "page.css").read_text(encoding="utf-8"),
+        study=text.escape(text.name(results.study)),
+        answers=answers(results),
+        verdicts=sections.verdicts(results),
+        claim=text.escape(findings.claim(results)),
+        sections="\n".join(body),
+        reading=reading.definitions(results),
+        provenance=provenance.footer(results),
+    )

@@ -1,0 +1,96 @@
+"""The words that explain the page: captions and definitions, in the terms of the project's design.
+
+In: the threshold and coverage of the study. Out: HTML of ours, without stored strings. No numbers but those
+that define something.
+"""
+
+from . import findings
+from .results import Results
+
+R2 = (
+    "Points: R² on test documents. Thick bar: 95 % interval of this layer. Thin bar: 95 % interval "
+    "for all layers at once, on which the verdict rests. 1 is an MLP that is exactly linear, 0 one "
+    "that the map explains no better than its mean output."
+)
+SURROGATE_COLUMNS = (
+    "<em>Simultaneous</em> intervals hold for all layers at once; <em>fit</em> is in-sample; "
+    "<em>folds</em> is cross-validated over groups of documents and chose alpha (both only where the "
+    "maps were fitted); <em>contribution</em> is R² of what the MLP adds to the residual stream "
+    "(after a post-norm, where the model has one). A high condition number or few tokens per feature "
+    "say that the fit, not the MLP, may be the limit. The same numbers, and the tokens and groups "
+    "behind them: <code>tables/surrogates.parquet</code>."
+)
+QUANTILES = (
+    "Point: median over test tokens. Thick bar: middle half. Thin bar: 5 % to 95 %. Dashed: 0.5 and "
+    "1, the two levels whose shares come next."
+)
+SHARES = "Share of test tokens for which the map is that good, with 95 % intervals over groups of documents."
+CARRIED = (
+    "Above: share of Σ error² that belongs to the 5 % of tokens with the highest error. Below: "
+    "skewness, 0 for a symmetric distribution."
+)
+HISTOGRAMS = (
+    "One outline a corpus; the axis ends at the 99 % quantile. Counts of every layer: "
+    "<code>tables/need_histogram.parquet</code>."
+)
+SKEW = (
+    "Gating can only pay if need is uneven: if most tokens pass through the linear map unharmed and a "
+    "few carry the cost. The paper reports this for the change in loss; here it is the error of the "
+    "MLP's output, which needs no second run of the model."
+)
+SINKS = (
+    "Sinks are position 0 of every window and special tokens: their activations can be hundreds of "
+    "times larger than all others, so they are left out of fits, statistics and verdicts, and shown "
+    "here."
+)
+TOKENS = (
+    "Test tokens with the highest and the lowest error, at most two a document, in their context. The "
+    "marked token is the one that enters the MLP; ␣ is a blank inside it, ↵ a line end, ⇥ a tab. The "
+    "most and the least linear layer are unfolded. All of them: <code>tables/examples.parquet</code>."
+)
+NO_TOKENS = "<p>The study was fitted without examples.</p>"
+
+_DEFINITIONS = (
+    (
+        "Surrogate",
+        "The linear map ŷ = Wx + b that stands in for one MLP: x is the MLP's input after the norm, y "
+        "its output before it is added to the residual stream. Closed form, ridge penalty alpha "
+        "relative to the mean variance of the inputs, chosen by cross-validation over groups of "
+        "documents. The method is that of arXiv 2603.03459; the penalty and the held-out scores are "
+        "ours.",
+    ),
+    (
+        "R²",
+        "1 − Σ‖y − ŷ‖² / Σ‖y − ȳ‖², summed over test tokens and all features, ȳ the mean output of "
+        "the rows fitted.",
+    ),
+    (
+        "Need",
+        "How much a token needs the nonlinearity of a layer. Here the <em>error</em> ‖y − ŷ‖ / √(‖y − "
+        "ȳ‖² + τ²), τ² being the mean of ‖y − ȳ‖² on the rows fitted, so that tokens with a small "
+        "output do not blow it up. error_raw is ‖y − ŷ‖ / ‖y‖; error_norm is ‖y − ŷ‖; error_stream is "
+        "the error of the contribution relative to the norm of the residual stream.",
+    ),
+    (
+        "Group",
+        "Documents that are near-duplicates of one another. Splits, folds and intervals go by group, "
+        "so that no test document has a twin among the documents fitted.",
+    ),
+    (
+        "Interval",
+        "Linearised cluster-t over groups at 95 %. <em>All layers at once</em>: max-t, wide enough to "
+        "hold for every layer together.",
+    ),
+)
+
+
+def definitions(results: Results) -> str:
+    """What the terms mean, and when which verdict is given."""
+    claim = f"R² ≥ {results.claim_at:g}"
+    verdicts = "; ".join(f"<em>{verdict}</em>: {findings.MEANING[verdict]}" for verdict in findings.VERDICTS)
+    entries = [
+        *_DEFINITIONS,
+        ("Verdict", f"On the claim {claim}, by the interval for all layers at once. {verdicts}."),
+        ("Sink", "Position 0 of a window, or a special token."),
+    ]
+    return "<dl>" + "".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in entries) + "</dl>"

@@ -1,0 +1,145 @@
+"""Charts as values: what they draw is read from to_dict(), which validates them; few are rendered."""
+
+import json
+import re
+from typing import Any
+
+import altair as alt
+import polars as pl
+import pytest
+from helpers_reports import make_results, make_tables
+from nearline.reports import charts, svg
+from nearline.reports.chart_style import NARROW, WIDE, Size, colour_of, shape_of
+from nearline.reports.results import Results
+
+CLAIM_AT = 0.9
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return make_results(make_tables())
+
+
+def marks(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every unit chart inside a specification, with the data it inherits."""
+    parts = [part for key in ("layer", "vconcat", "concat") for part in spec.get(key, [])]
+    inherited = {"data": spec["data"]} if "data" in spec else {}
+    return [mark for part in parts for mark in marks(inherited | part)] if parts else [spec]
+
+
+def rows_of(spec: dict[str, Any], mark: dict[str, Any]) -> list[dict[str, Any]]:
+    return spec["datasets"][mark["data"]["name"]]
+
+
+def all_charts(results: Results, size: Size) -> dict[str, alt.TopLevelMixin]:
+    errors = results.errors()
+    bins = results.histogram.filter(pl.col("need") == "error").with_columns(density=pl.col("count") / 100.0)
+    return {
+        "r2": charts.held_out_r2(results.surrogates, claim_at=CLAIM_AT, size=size),
+        "need": charts.need_quantiles(errors, size=size),
+        "shares": charts.shares_below(errors, size=size),
+        "skew": charts.skew(errors, size=size),
+        "histograms": charts.histograms(bins, [(0, "layer 0"), (5, "layer 5")], upto=1.2, size=size),
+    }
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("name", ["r2", "need", "shares", "skew", "histograms"])
+def test_axes_have_titles_with_units_and_colours_follow_the_page(
+    results: Results, name: str, size: Size
+) -> None:
+    spec = all_charts(results, size)[name].to_dict()
+    titles = {
+        encoding["title"]
+        for mark in marks(spec)
+        for channel, encoding in mark.get("encoding", {}).items()
+        if channel in ("x", "y") and encoding.get("title")
+    }
+    assert titles
+    assert all(re.search(r"\[.+\]$", title) for title in titles)
+    assert spec["config"]["background"] == "transparent"
+    colours = set(re.findall(r"#[0-9a-f]{3,8}\b", json.dumps(spec)))
+    assert all(re.search(rf"var\(--\w+,{colour}\)", json.dumps(spec)) for colour in colours)
+    # Names of stores never reach the renderer: vl-convert aborts on strings that XML cannot hold.
+    assert "gpt2-python" not in json.dumps(spec)
+
+
+def test_r2_has_point_both_intervals_and_the_threshold(results: Results) -> None:
+    spec = charts.held_out_r2(results.surrogates, claim_at=CLAIM_AT).to_dict()
+    found = marks(spec)
+    spans = [
+        (mark["encoding"]["y"]["field"], mark["encoding"]["y2"]["field"])
+        for mark in found
+        if "y2" in mark["encoding"]
+    ]
+    assert spans == [("r2_sim_lo", "r2_sim_hi"), ("r2_lo", "r2_hi")]
+    points = [mark for mark in found if mark["mark"]["type"] == "point"]
+    assert [mark["encoding"]["y"]["field"] for mark in points] == ["r2_test"]
+    rule = next(mark for mark in found if mark["mark"]["type"] == "rule" and "y2" not in mark["encoding"])
+    assert [row["at"] for row in rows_of(spec, rule)] == [CLAIM_AT]
+    drawn = {(row["series"], row["layer"]): row["r2_test"] for row in rows_of(spec, points[0])}
+    stored = {(row["series"], row["layer"]): row["r2_test"] for row in results.surrogates.to_dicts()}
+    assert drawn == stored
+
+
+def test_every_store_has_a_colour_and_a_shape_of_its_own() -> None:
+    looks = [(colour_of(series), shape_of(series)) for series in range(36)]
+    assert len(set(looks)) == 36
+    assert len({shape for _, shape in looks[:6]}) == len({colour for colour, _ in looks[:6]}) == 6
+
+
+def test_a_failed_fit_does_not_flatten_the_others(results: Results) -> None:
+    bad = results.surrogates.with_columns(
+        r2_test=pl.when(pl.col("layer") == 2).then(-300.0).otherwise(pl.col("r2_test")),
+        r2_sim_lo=pl.when(pl.col("layer") == 2).then(-900.0).otherwise(pl.col("r2_sim_lo")),
+    )
+    spec = charts.held_out_r2(bad, claim_at=CLAIM_AT).to_dict()
+    point = next(mark for mark in marks(spec) if mark["mark"]["type"] == "point")
+    assert point["encoding"]["y"]["scale"]["domain"] == [charts.FLOOR, 1.0]
+    assert min(row["r2_test"] for row in rows_of(spec, point)) == charts.FLOOR
+
+
+def test_layers_keep_their_numbers_and_crowded_axes_name_fewer() -> None:
+    many = make_results(make_tables(("one",), n_layers=48))
+    few = make_results(make_tables(("one",), n_layers=6))
+    sparse = many.surrogates.filter(pl.col("layer").is_in([3, 7, 40]))
+
+    def named(frame: pl.DataFrame, size: Size) -> list[int]:
+        spec = charts.held_out_r2(frame, claim_at=CLAIM_AT, size=size).to_dict()
+        return next(m["encoding"]["x"]["axis"]["values"] for m in marks(spec) if m["mark"]["type"] == "point")
+
+    assert named(few.surrogates, NARROW) == list(range(6))
+    assert named(sparse, WIDE) == [3, 7, 40]
+    assert named(many.surrogates, NARROW) == list(range(0, 48, 5))
+
+
+def test_outlines_end_at_the_axis(results: Results) -> None:
+    bins = results.histogram.with_columns(density=pl.col("count").cast(pl.Float64))
+    spec = charts.histograms(bins, [(0, "layer 0")], upto=0.7).to_dict()
+    rows = rows_of(spec, marks(spec)[0])
+    assert max(row["bin_lo"] for row in rows) == 0.7
+    assert {row["series"] for row in rows if row["bin_lo"] == 0.7} == {0, 1}
+
+
+def test_missing_intervals_are_not_drawn_as_zero(results: Results) -> None:
+    none = results.surrogates.with_columns(
+        pl.lit(None, pl.Float64).alias(name) for name in ("r2_lo", "r2_hi", "r2_sim_lo", "r2_sim_hi")
+    )
+    drawn = svg.render(charts.held_out_r2(none, claim_at=CLAIM_AT, size=NARROW), "no intervals")
+    assert "NaN" not in drawn
+    assert drawn.count("<path") > 0
+
+
+def test_svg_says_its_sentence_and_is_the_same_twice(results: Results) -> None:
+    chart = charts.need_quantiles(results.errors(), size=NARROW)
+    first, second = (svg.render(chart, 'a "finding" <b>&') for _ in range(2))
+    assert first == second
+    assert first.startswith('<svg role="img" aria-label="a &quot;finding&quot; &lt;b&gt;&amp;" viewBox="0 0 ')
+    assert "<title>a &quot;finding&quot; &lt;b&gt;&amp;</title>" in first
+    assert not re.search(r"clip-path|url\(|http|<script|\bid=", first)
+
+
+def test_text_that_xml_cannot_hold_is_refused_before_the_renderer_aborts() -> None:
+    chart = alt.Chart(pl.DataFrame({"x": [1], "name": ["a\x00b"]})).mark_text().encode(x="x:Q", text="name:N")
+    with pytest.raises(ValueError, match=r"pass it through text\.visible"):
+        svg.render(chart, "x")

@@ -1,0 +1,329 @@
+"""The page: the same bytes everywhere, nothing from outside, strings stay text, words and tables agree."""
+
+import html
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from helpers_reports import SETTINGS, make_results, make_tables, surrogate_row, write_study
+from nearline.reports import findings, harvested, page, provenance, report, sections, svg
+from nearline.reports.results import COLUMNS, read
+from nearline.store import IncompleteError, UsageError
+
+LIMIT_BYTES = 1_500_000
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "\"><style>body{display:none}</style><a href='http://evil.example'>",
+    "abc\u202edcba\u2066",
+    "nul\x00and\x1bescape\ufffe",
+    "X" * 10_000,
+    "Z" + "\u0334" * 400 + "$title ${style} </bdi></mark>",
+)
+VOID = frozenset({"meta", "br", "img", "input", "link", "hr"})
+
+
+class Structure(HTMLParser):
+    """Tags and text of a page; refuses tags that do not nest."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.pieces: list[str] = []
+        self.open: list[str] = []
+        self.feed(document)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.pieces.append(data)
+
+
+def table(document: str, key: str) -> str:
+    """The text of one table."""
+    found = re.search(rf'<div id="{key}".*?</table>', document, re.DOTALL)
+    assert found is not None
+    return html.unescape(re.sub(r"<[^>]+>", " ", found[0]))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("reports") / "demo", make_tables())
+
+
+@pytest.fixture(scope="module")
+def document(study: Path) -> str:
+    return report(study).read_text(encoding="utf-8")
+
+
+def test_the_page_stands_in_the_study_and_is_the_same_in_another_process(
+    study: Path, document: str, tmp_path: Path
+) -> None:
+    assert (study / "report.html").read_text(encoding="utf-8") == document
+    code = f"from nearline.reports import report; report({str(study)!r}, {str(tmp_path / 'again.html')!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    assert (tmp_path / "again.html").read_bytes() == (study / "report.html").read_bytes()
+
+
+def test_out_may_be_a_folder(study: Path, document: str, tmp_path: Path) -> None:
+    assert report(study, tmp_path) == tmp_path / "report.html"
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == document
+
+
+def test_nothing_comes_from_outside_and_nothing_runs(document: str) -> None:
+    assert not re.search(r"(?:src|href)\s*=(?!\"#)", document)
+    assert not re.search(r"url\(|@import|http:|https:|(?<![:\w])//\w", document)
+    found = Structure(document)
+    assert not {tag for tag, _ in found.tags} & {
+        "script",
+        "img",
+        "iframe",
+        "link",
+        "object",
+        "embed",
+        "base",
+        "form",
+    }
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+
+
+def test_the_page_is_small_and_every_id_is_unique(document: str) -> None:
+    assert len(document.encode()) < LIMIT_BYTES
+    ids = [attributes["id"] for _, attributes in Structure(document).tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = re.findall(r'href="#([^"]+)"', document)
+    assert targets
+    assert set(targets) <= set(ids)
+
+
+def test_no_path_of_this_machine_is_on_the_page(study: Path, document: str) -> None:
+    assert str(study.parent) not in document
+    assert str(Path.home()) not in document
+
+
+def test_every_figure_has_a_sentence_for_those_who_cannot_see_it(document: str) -> None:
+    figures = re.findall(r"<figure.*?</figure>", document, re.DOTALL)
+    assert len(figures) == 5
+    for figure in figures:
+        visible = re.search(r"<strong>(.*?)\.</strong>", figure)
+        assert visible is not None
+        assert figure.count('role="img"') == 2
+        assert figure.count(f'aria-label="{visible[1]}"') == 2
+        assert figure.count(f"<title>{visible[1]}</title>") == 2
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("stores", [("a", "b"), ("only",)])
+def test_numbers_of_the_summary_stand_in_the_table(stores: tuple[str, ...]) -> None:
+    results = make_results(make_tables(stores, n_layers=6))
+    document = page.render(results)
+    cells = table(document, "table-surrogates")
+    for series in range(len(stores)):
+        sentence = findings.summary(results, series)
+        assert html.escape(sentence) in document
+        numbers = re.findall(r"−?\d+\.\d+", sentence)
+        assert len(numbers) == 6
+        assert ("under the maps fitted on" in sentence) == (series == 1)
+        assert all(number in cells for number in numbers)
+        assert all(interval in cells for interval in re.findall(r"\[[^\]]+\]", sentence))
+        layers = [layer for layer in re.findall(r"layer (\d+) (?:is|the)", sentence)]
+        assert len(layers) == 2
+
+
+def test_counts_of_the_summary_are_those_of_the_verdicts(document: str, study: Path) -> None:
+    results = read(study)
+    for series, label in enumerate(("docs:python", "docs:scientific")):
+        rows = results.surrogates.filter(results.surrogates["series"] == series)
+        supported = rows.filter(rows["verdict"] == "supported").height
+        assert findings.summary(results, series).startswith(f"{supported} of 12 MLPs are nearly linear")
+        row = re.search(rf"{label}((?:\s+\d+)+)", table(document, "table-verdicts"))
+        assert row is not None
+        assert int(row[1].split()[0]) == supported
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("verdict", findings.VERDICTS)
+def test_each_verdict_is_worded_where_it_is_given(verdict: str) -> None:
+    rows = make_tables(("only",), n_layers=3)
+    rows["surrogates"] = [
+        surrogate_row("only", layer, 0.5, 0.01, fit_on="only", verdict=verdict) for layer in range(3)
+    ]
+    results = make_results(rows)
+    summary = findings.summary(results, 0)
+    assert f"Verdicts: {verdict} for layers 0–2." in summary
+    # Zero of three would be an answer; too few documents give none.
+    assert summary.startswith("there are too few") == (verdict == "too few documents")
+    document = page.render(results)
+    assert table(document, "table-surrogates").count(f"{sections.SYMBOLS[verdict]} {verdict}") == 3
+    assert findings.MEANING[verdict] in html.unescape(document)
+
+
+def test_constants_are_those_of_the_statistics() -> None:
+    from nearline.analyze.intervals import LEVEL, MIN_GROUPS
+
+    assert (findings.LEVEL, findings.MIN_GROUPS) == (100 * LEVEL, MIN_GROUPS)
+
+
+def test_the_threshold_is_that_of_the_settings(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", make_tables(("only",), n_layers=2), {**SETTINGS, "linear_at": 0.75})
+    document = report(study).read_text(encoding="utf-8")
+    assert "R² ≥ 0.75" in document
+    assert "nearly linear from 0.75" in document
+
+
+@pytest.fixture(scope="module")
+def harmless(document: str) -> set[str]:
+    """The tags of a page whose strings ask for nothing."""
+    return {tag for tag, _ in Structure(document).tags}
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the drawing, which takes most of the time and meets no stored string."""
+
+    def sentence_only(chart: object, sentence: str) -> str:
+        return f'<svg role="img" aria-label="{html.escape(sentence)}"></svg>'
+
+    monkeypatch.setattr(svg, "render", sentence_only)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_stored_strings_stay_text(hostile: str, harmless: set[str]) -> None:
+    rows = make_tables(("first", "second"), n_layers=2)
+    for row in rows["harvest"]:
+        row |= {
+            "model": hostile,
+            "corpus": hostile,
+            "sample": hostile,
+            "revision": hostile,
+            "attention": hostile,
+            "proof": hostile,
+            "bos": hostile,
+            "model_type": hostile,
+            "weights_hash": hostile,
+        }
+    for name in rows:
+        for row in rows[name]:
+            row["store"] = f"{hostile} {row['store']}"
+    for row in rows["examples"]:
+        row |= {"token": hostile, "before": hostile, "after": hostile, "document_key": hostile}
+    for row in rows["needs"]:
+        row["need"] = row["need"] if row["need"] == "error" else hostile + str(row["need"])
+    results = make_results(rows, SETTINGS | {"note": hostile, hostile: [hostile]})
+    document = page.render(results)
+    kinds = {tag for tag, _ in Structure(document).tags}
+    assert kinds <= harmless
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]", document)
+    assert "&amp;lt;" not in document  # escaped, and once
+    assert not re.search(r"\u0334{4}", document)
+    assert "X" * 301 not in document
+
+
+def test_paths_in_settings_lose_their_folders() -> None:
+    found = provenance.without_folders(
+        {"a": "/srv/data/store", "b": ["~/x/y", "C:\\u\\z"], "c": "0-5", "d": 0.1}
+    )
+    assert found == {"a": "store", "b": ["y", "z"], "c": "0-5", "d": 0.1}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sinks_and_examples_may_be_missing() -> None:
+    rows = make_tables(("only",), n_layers=2)
+    rows["surrogates"] = [row | {"r2_sink": None, "n_sink": 0} for row in rows["surrogates"]]
+    rows["needs"] = [row for row in rows["needs"] if row["population"] == "body"]
+    rows["examples"] = []
+    document = page.render(make_results(rows))
+    assert "No sinks were harvested" in document
+    assert "fitted without examples" in document
+
+
+def test_too_few_groups_leave_no_interval_but_a_page() -> None:
+    rows = make_tables(("only",), n_layers=2)
+    ends = dict.fromkeys(("r2_lo", "r2_hi", "r2_sim_lo", "r2_sim_hi"), float("nan"))
+    rows["surrogates"] = [row | ends | {"verdict": "too few documents"} for row in rows["surrogates"]]
+    results = make_results(rows)
+    assert "[" not in findings.summary(results, 0)
+    assert not re.search(r"\bnan\b", page.render(results), re.IGNORECASE)
+
+
+def test_two_stores_of_one_corpus_are_told_apart() -> None:
+    rows = make_tables(("first", "second"), n_layers=2)
+    rows["harvest"] = [row | {"corpus": "docs:python"} for row in rows["harvest"]]
+    results = make_results(rows)
+    assert findings.label(results, 0) == "docs:python (first)"
+    assert findings.label(results, 1) == "docs:python (second)"
+
+
+@pytest.mark.parametrize("missing", ["harvest", "surrogates", "needs", "need_histogram", "examples"])
+def test_an_unfitted_study_names_the_command(missing: str, tmp_path: Path) -> None:
+    rows = make_tables(("only",), n_layers=1)
+    del rows[missing]
+    study = write_study(tmp_path / "half", rows)
+    with pytest.raises(IncompleteError, match=rf"no table `{missing}` .*`nearline fit half STORE…`"):
+        report(study)
+    assert not (study / "report.html").exists()
+
+
+def test_an_empty_table_names_the_command(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "hollow", make_tables(("only",), n_layers=0))
+    with pytest.raises(
+        IncompleteError, match=r"table `surrogates` is empty: run `nearline fit hollow STORE…`"
+    ):
+        report(study)
+
+
+def test_a_table_of_another_version_is_named(tmp_path: Path) -> None:
+    rows = make_tables(("only",), n_layers=1)
+    for row in rows["surrogates"]:
+        del row["r2_sim_lo"]
+    study = write_study(tmp_path / "old", rows)
+    with pytest.raises(
+        UsageError, match=r"table `surrogates` lacks r2_sim_lo; it has .*fit old STORE…` again"
+    ):
+        report(study)
+
+
+def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises((UsageError, IncompleteError)):
+        report(tmp_path / "nothing")
+
+
+def test_the_columns_read_are_those_that_fit_writes() -> None:
+    from nearline.analyze.results import SCHEMAS
+
+    for name, columns in COLUMNS.items():
+        assert set(columns) <= set(SCHEMAS[name].names)
+
+
+def test_the_proof_is_told_in_words_with_its_limits() -> None:
+    told = harvested.proof(
+        '{"norm_error": 2.4e-7, "norm_tolerance": 1e-05, "n_sequences": 3.0, "new_check": 0.5}'
+    )
+    assert told.splitlines() == [
+        "norm(residual) against what the MLP received: 2.4×10⁻⁷ (tolerated 10⁻⁵)",
+        "sequences checked: 3",
+        "new_check: 5.0×10⁻¹",
+    ]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_the_axis_cuts_off_is_said() -> None:
+    rows = make_tables(("only",), n_layers=3)
+    rows["surrogates"][1] |= {"r2_test": -300.0, "r2_sim_lo": -900.0, "r2_sim_hi": -100.0}
+    document = page.render(make_results(rows))
+    assert "Cut at the lower edge of the axis: layer 1 (R²\xa0−300.0 [−900.0, −100.0])." in document
+    assert "Cut at" not in page.render(make_results(make_tables(("only",), n_layers=3)))
