@@ -1,0 +1,50 @@
+"""Progress as a person reads it: plain lines where there is no terminal, nothing for short work."""
+
+import io
+
+import pytest
+from nearline.workflows import progress as module
+from nearline.workflows.progress import PlainProgress, duration_text, rate_text
+from rich.console import Console
+
+
+def test_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.5, 1.9])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        for done in (0, 50, 100):
+            progress("harvest", done, 100, "tokens")
+    assert stream.getvalue() == ""
+
+
+def test_long_work_prints_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 11.0, 12.0, 40.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        for done in (0, 2_200, 2_400, 8_000):
+            progress("harvest", done, 8_000, "tokens")
+    assert stream.getvalue().splitlines() == [
+        "harvest: 2,200 of 8,000 tokens (200 tokens/s, 29 s left)",
+        "harvest: 8,000 of 8,000 tokens (200 tokens/s, done in 40 s)",
+    ]
+
+
+def test_bar_shows_counts_on_a_terminal() -> None:
+    stream = io.StringIO()
+    with module.BarProgress(Console(file=stream, force_terminal=True, width=120)) as progress:
+        progress("harvest", 10, 20, "tokens")
+        progress("harvest", 20, 20, "tokens")
+    assert "20/20 tokens" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (7325, "2 h 02 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_rate_of_instant_work_is_no_error() -> None:
+    assert rate_text(0, 0.0, "tokens") == "0 tokens/s"

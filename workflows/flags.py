@@ -1,0 +1,64 @@
+"""Command line flags and TOML keys from one settings class, so that the names cannot drift apart.
+
+In: a pydantic settings class. Out: a class whose fields are optional flags with the same names, types,
+choices and help; and the table that results from a TOML file with the given flags laid over it. Cost:
+nothing.
+"""
+
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+
+from ..store import UsageError
+
+
+def _plain(annotation: Any) -> Any:
+    """The annotation without constraints and None: the settings class checks values, in better words."""
+    if typing.get_origin(annotation) is Annotated:
+        return _plain(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        inner = [argument for argument in typing.get_args(annotation) if argument is not type(None)]
+        return _plain(inner[0]) if len(inner) == 1 else str
+    if typing.get_origin(annotation) in (tuple, list):
+        return str
+    return annotation
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
+    return str(value)
+
+
+def flags_of(settings: type[pydantic.BaseModel], leave_out: tuple[str, ...] = ()) -> type[pydantic.BaseModel]:
+    """A model with one optional flag per setting; None means that the flag was not given."""
+    fields: dict[str, Any] = {}
+    for name, field in settings.model_fields.items():
+        if name in leave_out:
+            continue
+        text = field.description or ""
+        if field.default is not None and "default:" not in text:
+            text = f"{text} [default: {_default_text(field.default)}]"
+        fields[name] = (_plain(field.annotation) | None, pydantic.Field(None, description=text))
+    return pydantic.create_model(f"{settings.__name__}Flags", **fields)
+
+
+def given(flags: pydantic.BaseModel | None) -> dict[str, Any]:
+    """The flags that were given, by name."""
+    return {} if flags is None else flags.model_dump(exclude_none=True)
+
+
+def read_toml(path: Path | None) -> dict[str, Any]:
+    """The table in a settings file; none for no file."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"--config {path}: there is no such file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"--config {path}: not a readable TOML file ({error}).") from None
