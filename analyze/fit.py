@@ -29,6 +29,8 @@ from .stores import StorePaths, choose_layers, fit_store, name_stores, open_stor
 from .tasks import Evaluated, check_memory
 
 STEP = "fit"
+# Raised whenever the same stores and settings give other numbers: older results are then not current.
+RESULTS_VERSION = 1
 COMPUTED_WITH = ("nearline", "numpy", "scipy", "pyarrow", "polars", "dask")
 _LOG = logging.getLogger("nearline")
 
@@ -83,7 +85,8 @@ class _Request:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        return self.settings.results() | {"fit_on": self.fit_on, "layers": list(self.layers)}
+        chosen = {"fit_on": self.fit_on, "layers": list(self.layers), "results_version": RESULTS_VERSION}
+        return self.settings.results() | chosen
 
     def is_current(self, study: Study) -> bool:
         return study.step_is_current(STEP, self.inputs, self.resolved)

@@ -94,7 +94,7 @@ class LayerWriter:
             "store": store.name,
             "layer": layer,
             "fit_on": self.fitted.name,
-            "alpha": full.alpha,
+            "alpha": self._alphas(layer, fit)[fit.chosen]["alpha"],
             "r2_fit": fit.r2_fit if own else None,
             "r2_cv": float(fit.r2_cv[fit.chosen]) if own else None,
             "r2_test": r2,
@@ -128,11 +128,19 @@ def surrogate_rows(
     return rows
 
 
-def stacked(outcomes: Sequence[LayerOutcome]) -> dict[str, np.ndarray]:
-    """Surrogates of all layers as arrays for the study."""
+def stacked(outcomes: Sequence[LayerOutcome]) -> dict[str, Any]:
+    """Surrogates of all layers as arrays for the study, with what it takes to compute `error` of new rows:
+    the fitted mean of y and its spread τ².
+    """
     return {
         "weight": np.stack([outcome.surrogate.weight for outcome in outcomes]),
         "bias": np.stack([outcome.surrogate.bias for outcome in outcomes]),
         "alpha": np.array([outcome.surrogate.alpha for outcome in outcomes]),
+        "penalty": (("layer",), np.array([outcome.surrogate.penalty for outcome in outcomes])),
+        "mean_y": (
+            ("layer", "feature_out"),
+            np.stack([outcome.surrogate.mean_y for outcome in outcomes]),
+        ),
+        "spread": (("layer",), np.array([outcome.surrogate.spread for outcome in outcomes])),
         "layer": np.array([outcome.layer for outcome in outcomes], np.int32),
     }

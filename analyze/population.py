@@ -2,8 +2,9 @@
 
 `body` rows enter fits and statistics; `sink` rows (position 0 and special tokens, whose activations are
 hundreds of times larger) are reported apart; rows with a masked non-finite value enter nothing. Folds go by
-group, and a document that was fitted on in one store carries its fold into every other store that holds the
-same text, so that no need is ever in-sample. Cost: about 40 bytes of memory a token row, the only memory of a
+group, and a document of a fitted group carries its fold into every other store that holds the same text, so
+that its needs there are out of fold too. (A near-duplicate with other bytes in another corpus is not found:
+stores keep no text.) Cost: about 40 bytes of memory a token row, the only memory of a
 fit that grows with the store.
 """
 
@@ -65,7 +66,7 @@ class Population:
 
 
 def fold_of_documents(reader: Reader, n_folds: int, seed: int) -> dict[str, int]:
-    """Content hash → fold, for every document with rows to fit in the store the surrogates are fitted on."""
+    """Content hash → fold, for every document of a group with rows to fit in the store that is fitted."""
     documents = reader.documents
     hashes: list[str] = documents["content_hash"].to_pylist()
     groups = documents["group"].to_numpy()
@@ -79,7 +80,7 @@ def fold_of_documents(reader: Reader, n_folds: int, seed: int) -> dict[str, int]
     group_rows = np.bincount(groups[document], minlength=int(groups.max(initial=-1)) + 1)[fitted]
     folds = assign_folds([smallest[group] for group in fitted], group_rows, n_folds, seed)
     by_group = dict(zip(fitted, folds.tolist(), strict=True))
-    return {h: by_group[g] for h, g, n in zip(hashes, groups.tolist(), rows, strict=True) if n}
+    return {h: by_group[g] for h, g in zip(hashes, groups.tolist(), strict=True) if g in by_group}
 
 
 def load_population(reader: Reader, folds: Mapping[str, int], name: str) -> Population:

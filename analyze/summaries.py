@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from ..store import SPLITS
-from .intervals import Ratios, bounds, critical_value, r_squared_bounds, ratios
+from .intervals import Ratios, bounds, critical_value, r_squared_bounds, ratios, share_bounds
 from .needs import NEEDS
 from .population import TEST, Population
 
@@ -46,9 +46,9 @@ def _describe(values: np.ndarray, group: np.ndarray) -> dict[str, Any]:
     row: dict[str, Any] = {"n_tokens": values.size, "n_groups": means.n_groups}
     for index, name in enumerate(("mean", *SHARES)):
         row |= {name: means.estimate[index], f"{name}_lo": low[index], f"{name}_hi": high[index]}
-    for name in SHARES:
-        row[f"{name}_lo"] = np.maximum(row[f"{name}_lo"], 0.0)
-        row[f"{name}_hi"] = np.minimum(row[f"{name}_hi"], 1.0)
+    low, high = share_bounds(means, critical_value(means))
+    for index, name in enumerate(SHARES, start=1):
+        row |= {f"{name}_lo": low[index], f"{name}_hi": high[index]}
     return row | _shape(np.sort(values))
 
 
@@ -95,15 +95,17 @@ def histogram_rows(needs: Needs, population: Population, n_bins: int) -> Iterato
 
 def unexplained(
     needs: Needs, population: Population, rows: np.ndarray, contribution: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Σ‖y − ŷ‖² and Σ‖y − ȳ‖² per group (of c(y) if asked): numerator and denominator of 1 − R²."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Σ‖y − ŷ‖² and Σ‖y − ȳ‖² per group (of c(y) if asked), numerator and denominator of 1 − R²; and whether
+    the group has any of these rows, which is the same for all layers.
+    """
     error, centred = ("error_norm", "y_centred_norm") if not contribution else _contribution_names(needs)
     group = population.group[rows]
     n_groups = int(population.group.max(initial=-1)) + 1
     sums = [
         np.bincount(group, needs[name][rows].astype(np.float64) ** 2, n_groups) for name in (error, centred)
     ]
-    return sums[0], sums[1]
+    return sums[0], sums[1], np.bincount(group, minlength=n_groups) > 0
 
 
 def _contribution_names(needs: Needs) -> tuple[str, str]:
@@ -115,8 +117,10 @@ def _contribution_names(needs: Needs) -> tuple[str, str]:
     return "error_norm", "y_centred_norm"
 
 
-def r2_interval(sums: tuple[np.ndarray, np.ndarray]) -> tuple[float, float, float, Ratios]:
-    """R² with its pointwise interval; too few groups for any interval give NaN bounds."""
-    found = ratios(sums[0][:, None], sums[1][:, None])
+def r2_interval(sums: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[float, float, float, Ratios]:
+    """R² with its pointwise interval. Too few groups for any interval give NaN bounds; an output that does
+    not vary has no R² at all, and everything is NaN.
+    """
+    found = ratios(sums[0][:, None], sums[1][:, None], sums[2])
     low, high = r_squared_bounds(found, critical_value(found))
     return 1.0 - float(found.estimate[0]), float(low[0]), float(high[0]), found

@@ -174,7 +174,10 @@ class Recorder:
         site, layer = self.shape.slots[slot]
         index = 0 if layer is None else self.shape.layers.index(layer)
         rows = self._buffer.sites[site][index, self._row0 : self._row1].float()
-        row = self._row0 + int(torch.nonzero(~(rows.abs() < limit).all(dim=1))[0])
+        bad = ~(rows.abs() < limit).all(dim=1)
+        if self.mask_nonfinite:  # rows that are masked anyway are not what is refused here
+            bad &= ~self._bad_row.to(bad.device)
+        row = self._row0 + int(torch.nonzero(bad)[0])
         raise ValueRefused(site, layer, row, float(peaks[slot]), limit)
 
 

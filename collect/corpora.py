@@ -79,6 +79,8 @@ def from_documents(
     documents: Iterable[str | tuple[str, str] | Document], spec: str = "documents", *, cut: bool = False
 ) -> Corpus:
     """A corpus of texts, (key, text) pairs or Documents; empty ones are left out. `cut` allows passages."""
+    if isinstance(documents, str):
+        raise UsageError("documents is one string: give a list of texts, one for each document.")
     named = [named_document(entry, number) for number, entry in enumerate(documents)]
     full = [document for document in named if document.text.strip()]
     if n_empty := len(named) - len(full):
@@ -94,10 +96,25 @@ def from_documents(
     return Corpus(spec, tuple(full), passages, hash_documents(full))
 
 
-def named_document(entry: str | tuple[str, str] | Document, number: int) -> Document:
-    if isinstance(entry, Document):
-        return entry
-    return Document(f"{number:06d}", entry) if isinstance(entry, str) else Document(*entry)
+def named_document(entry: object, number: int) -> Document:
+    """A Document from any form that is allowed; what is no text that can be stored is refused."""
+    if isinstance(entry, str):
+        entry = Document(f"{number:06d}", entry)
+    elif isinstance(entry, tuple) and len(entry) == 2:
+        entry = Document(*entry)
+    if not isinstance(entry, Document) or not all(isinstance(part, str) for part in (entry.key, entry.text)):
+        raise UsageError(
+            f"document {number} is a {type(entry).__name__}: documents are texts, (key, text) pairs or "
+            "Documents; of rows such as {'text': ...}, give row['text']."
+        )
+    try:
+        (entry.key + entry.text).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"document {number} ({entry.key!r}) holds half of a surrogate pair, which is no character and "
+            "cannot be stored. Repair or leave out this text."
+        ) from None
+    return entry
 
 
 def hash_documents(documents: Iterable[Document]) -> str:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int32
 
 from ..store.durable import check_space
-from ..store.errors import UsageError
+from ..store.errors import EnvironmentFault, UsageError
 from ..store.layout import BLOCK_BUFFERS, CHUNK_LIMIT_BYTES, block_bytes, choose_block, store_bytes
 from .anatomy import Anatomy
 from .buffers import LAYER_SITES, Shape
@@ -26,6 +26,7 @@ from .windows import Cutting
 DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 STORAGE_OF_COMPUTE = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float16"}
+DEFAULT_MEMORY_LIMIT_BYTES = 4 * 2**30
 UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where the system does not say how much is available
 
 
@@ -89,11 +90,14 @@ def cutting_of(anatomy: Anatomy, tokens: TokenisedCorpus, settings: HarvestSetti
 
 
 def _block(n_tokens: int, row: Shape, settings: HarvestSettings) -> int:
-    limit = settings.memory_limit_bytes or available_memory_bytes() // 2
+    # A fixed limit: a block that followed the memory free at the moment would give other bytes each time.
+    limit = settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES
     sizes = (row.d_model, len(row.layers), len(LAYER_SITES), row.itemsize)
     if settings.block is None:
         # A block below the shortest window would be one cut after another.
-        return max(choose_block(max(n_tokens, 1), *sizes, limit), settings.min_length)
+        block = max(choose_block(max(n_tokens, 1), *sizes, limit), settings.min_length)
+        _require_memory(BLOCK_BUFFERS * block_bytes(block, *sizes))
+        return block
     chunk_rows = CHUNK_LIMIT_BYTES // (row.d_model * row.itemsize)
     if settings.block > chunk_rows:
         raise UsageError(
@@ -107,7 +111,18 @@ def _block(n_tokens: int, row: Shape, settings: HarvestSettings) -> int:
             f"{limit / 2**20:,.1f} MiB. Use block={max(limit // row_bytes, 1):,} or less, fewer layers, or "
             "raise memory_limit."
         )
+    _require_memory(need)
     return settings.block
+
+
+def _require_memory(need_bytes: int) -> None:
+    available = available_memory_bytes()
+    if need_bytes > available:
+        raise EnvironmentFault(
+            f"block buffers need {need_bytes / 2**20:,.1f} MiB, this machine has "
+            f"{available / 2**20:,.1f} MiB available. "
+            "Set a lower memory_limit, a smaller block, or fewer layers."
+        )
 
 
 def available_memory_bytes() -> int:

@@ -72,7 +72,7 @@ class HarvestSettings(pydantic.BaseModel):
     )
     memory_limit: str | None = Field(
         default=None,
-        description="Limit for block buffers, such as 4 GiB; default: half of the available memory.",
+        description="Limit for block buffers, such as 4 GiB; default: 4 GiB.",
     )
     compressor: Literal["zstd"] | None = Field(
         default=None, description="Lossless compressor of chunks; default: none."
@@ -104,7 +104,7 @@ class HarvestSettings(pydantic.BaseModel):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """The limit as a number; None where the harvest shall take half of the available memory."""
+        """The limit as a number; None where the harvest shall take 4 GiB."""
         return None if self.memory_limit is None else parse_bytes(self.memory_limit)
 
     def resolve_layers(self, n_layers: int) -> list[int]:

@@ -31,7 +31,9 @@ FLOOR = -0.25
 
 def floor_of(frame: pl.DataFrame, claim_at: float) -> float:
     """Where the axis of R² begins: below the lowest value, but never below FLOOR."""
-    lowest = min([claim_at, *frame["r2_sim_lo"].drop_nulls(), *frame["r2_test"].drop_nulls()])
+    # An interval may have no lower end at all, and a layer whose output does not vary has no R².
+    seen = pl.concat([frame["r2_sim_lo"], frame["r2_test"]]).drop_nulls().drop_nans().clip(FLOOR, 1.0)
+    lowest = min([claim_at, *seen])
     return max(FLOOR, min(0.8, math.floor((lowest - 0.02) * 10) / 10))
 
 

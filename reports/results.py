@@ -12,7 +12,8 @@ from pathlib import Path
 
 import polars as pl
 
-from ..store import IncompleteError, Study, UsageError
+from ..store import DamageError, IncompleteError, Study, UsageError
+from ..store.whole import digest_of
 
 CLAIM_AT = 0.9
 """The R² from which an MLP is called nearly linear, where the settings do not name one."""
@@ -145,5 +146,12 @@ def read(path: str | Path) -> Results:
         raise IncompleteError(
             f"study {shown}: provenance.json records no finished fit: run `nearline fit {shown} STORE…` first"
         )
+    for table in COLUMNS:
+        output = f"tables/{table}.parquet"
+        if step["outputs"].get(output) != digest_of(folder / output):
+            raise DamageError(
+                f"study {shown}: {output} is not what the last finished fit wrote (a fit was interrupted, or "
+                f"the file was changed): run `nearline fit {shown} STORE…` again"
+            )
     versions = step["facts"].get("versions")
     return assemble(shown, frames, step["settings"], versions if isinstance(versions, dict) else {})

@@ -379,3 +379,18 @@ def test_few_documents_give_no_verdict(tmp_path: Path) -> None:
     rows = fit(tmp_path / "study", [store], FitSettings(folds=2)).table("surrogates").to_pylist()
     assert rows[0]["n_test_groups"] < 20
     assert {row["verdict"] for row in rows} == {"too few documents"}
+
+
+def test_an_mlp_whose_output_does_not_vary_is_no_crash(tmp_path: Path) -> None:
+    """Such a layer has no R²; the others keep theirs, and the family is still one over the same groups."""
+    data = synthetic(n_tokens=1600, n_layers=3)
+    data.stored["mlp_output"][1] = 0.25
+    data.sites["mlp_output"][1] = 0.25
+    writer = begin(tmp_path / "store", data)
+    for block in range(data.plan.n_blocks):
+        commit(writer, data, block)
+    writer.seal()
+    rows = fit(tmp_path / "study", [tmp_path / "store"], SETTINGS).table("surrogates").to_pylist()
+    assert [np.isfinite(row["r2_test"]) for row in rows] == [True, False, True]
+    assert rows[1]["verdict"] in ("cannot tell", "too few documents")
+    assert all(row["r2_sim_lo"] < row["r2_test"] for row in (rows[0], rows[2]))

@@ -201,7 +201,8 @@ def test_histograms_hold_every_test_row_once() -> None:
 def test_unexplained_sums_are_those_of_groups() -> None:
     needs, where = columns(), population()
     rows = where.rows(2)
-    error, total = unexplained(needs, where, rows)
+    error, total, present = unexplained(needs, where, rows)
+    np.testing.assert_array_equal(np.flatnonzero(present), np.unique(where.group[rows]))
     assert error.sum() == pytest.approx((needs["error_norm"][rows].astype(np.float64) ** 2).sum())
     seven = rows[where.group[rows] == 7]
     assert total[7] == pytest.approx((needs["y_centred_norm"][seven].astype(np.float64) ** 2).sum())

@@ -281,3 +281,17 @@ def test_what_is_reserved_depends_on_keys_alone_and_takes_whole_groups() -> None
     assert np.array_equal(some, alone[100:])
     one_topic = reserved_texts(["with#0000", "with#0001"], np.array([0, 1], np.int32), 0.5)
     assert one_topic[0] == one_topic[1]
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ("one string", "one string"),
+        ([{"text": "a row of a data set"}], "document 0 is a dict"),
+        ([1, 2], "document 0 is a int"),
+        (["fine", "hello \ud800 world"], "document 1"),
+    ],
+)
+def test_documents_of_a_wrong_form_are_refused_by_their_place(documents: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        from_documents(documents)  # type: ignore[arg-type]

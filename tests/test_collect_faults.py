@@ -207,7 +207,7 @@ def test_collect_says_what_it_did(saved: Path, tmp_path: Path) -> None:
         ({"corpus": "jsonl:EMPTY"}, "holds no text"),
         ({"corpus": "jsonl:CORPUS:text"}, "no field 'text'; .* fields are 'body'"),
         ({"corpus": "jsonl:ONE:body"}, "too few documents: 1 documents in 1 groups"),
-        ({"tokens": 2}, "too few tokens: 2 rows in blocks of 1 leave no block for gate"),
+        ({"tokens": 2}, "too few tokens: 2 rows in blocks of 4 leave no block for gate and test"),
         ({"layers": "0-7"}, f"layers=0-7: this model has layers 0-{N_LAYERS - 1}"),
         (
             {"sequence_length": 4096},

@@ -143,3 +143,19 @@ def test_text_that_xml_cannot_hold_is_refused_before_the_renderer_aborts() -> No
     chart = alt.Chart(pl.DataFrame({"x": [1], "name": ["a\x00b"]})).mark_text().encode(x="x:Q", text="name:N")
     with pytest.raises(ValueError, match=r"pass it through text\.visible"):
         svg.render(chart, "x")
+
+
+def test_an_interval_without_end_and_a_layer_without_r2_are_drawn() -> None:
+    frame = pl.DataFrame(
+        {
+            "series": [0, 0, 0],
+            "layer": [0, 1, 2],
+            "r2_test": [0.93, 0.03, float("nan")],
+            "r2_lo": [0.92, -3.6, float("nan")],
+            "r2_hi": [0.94, 0.99, float("nan")],
+            "r2_sim_lo": [0.91, float("-inf"), float("nan")],
+            "r2_sim_hi": [0.95, 1.0, float("nan")],
+        }
+    )
+    assert charts.floor_of(frame, 0.9) == charts.FLOOR
+    assert "Infinity" not in json.dumps(charts.held_out_r2(frame, claim_at=0.9).to_dict())

@@ -104,7 +104,7 @@ def study(path: Path, as_json: bool) -> None:
             "layer": row["layer"],
             "alpha": f"{row['alpha']:.0e}",
             "R² test": f"{row['r2_test']:.4f}",
-            "95 %": f"[{row['r2_lo']:.4f}, {row['r2_hi']:.4f}]",
+            "95 % (all layers at once)": f"[{row['r2_sim_lo']:.4f}, {row['r2_sim_hi']:.4f}]",
             "groups": row["n_test_groups"],
             "nearly linear": row["verdict"],
         }
