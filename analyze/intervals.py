@@ -54,16 +54,16 @@ def ratios(
     """Linearise Σ numerator / Σ denominator, item by item. Groups that are not `present` do not count; by
     default those without any denominator. An item without any denominator is NaN throughout.
     """
-    present = (denominator > 0).any(axis=1) if present is None else present
-    numerator = numerator[present].astype(np.float64)
-    denominator = denominator[present].astype(np.float64)
+    kept = np.flatnonzero((denominator > 0).any(axis=1) if present is None else present)
+    numerator = numerator[kept].astype(np.float64)
+    denominator = denominator[kept].astype(np.float64)
     total = denominator.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         estimate = numerator.sum(axis=0) / total
         share = denominator / total
         influence = (numerator - estimate * denominator) / total / (1.0 - share)
         n_effective = 1.0 / (share**2).sum(axis=0)
-    return Ratios(estimate, influence, n_effective, int(present.sum()))
+    return Ratios(estimate, influence, n_effective, int(kept.size))
 
 
 def stack(parts: Sequence[Ratios]) -> Ratios:

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from ..store.errors import EnvironmentFault, NearlineError, UsageError
@@ -72,6 +78,8 @@ def load(
             dtype=torch_dtype,
             attn_implementation=attention,
             use_safetensors=None if allow_pickle or source.gguf_file else True,
+            # Plain weights: packed ones would compute in float32 whatever dtype was asked for.
+            **({} if source.gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}),
             output_loading_info=True,
             **shared,
         ),

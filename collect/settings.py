@@ -25,7 +25,7 @@ class HarvestSettings(pydantic.BaseModel):
 
     model: str = Field(default="tiny-gpt2", description="A bundled model, a local folder or a Hub id.")
     corpus: str = Field(
-        "docs:python",
+        default="docs:python",
         description="docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].",
     )
     tokens: Count = Field(

@@ -324,7 +324,11 @@ def stop(*_: object) -> str:
 
 def test_progress_counts_every_row_of_both_passes(store: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int, str]] = []
-    fit(tmp_path / "study", [store], SETTINGS, progress=lambda *call: calls.append(call))
+
+    def noted(stage: str, done: int, total: int, unit: str) -> None:
+        calls.append((stage, done, total, unit))
+
+    fit(tmp_path / "study", [store], SETTINGS, progress=noted)
     assert calls[-1] == ("fit", 2 * 2 * 2500, 2 * 2 * 2500, "rows")
     assert [call[1] for call in calls] == sorted(call[1] for call in calls)
 

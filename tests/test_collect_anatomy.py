@@ -149,7 +149,7 @@ def test_compiled_models_are_refused(how: str) -> None:
         model.transformer.h[1].mlp = torch.compile(model.transformer.h[1].mlp)
     elif how == "forward":
         model.transformer.h[1].forward = torch.compile(model.transformer.h[1].forward)
-    target = torch.compile(model) if how == "whole" else model
+    target: Any = torch.compile(model) if how == "whole" else model
     with pytest.raises(UsageError, match=r"is compiled \(torch.compile\)"):
         anatomy(target)
 

@@ -278,7 +278,11 @@ def test_too_little_disk_is_found_before_the_first_forward_pass(
 
 def test_the_pipeline_writes_in_order_and_reuses_its_buffers() -> None:
     written: list[tuple[str, int]] = []
-    with Pipeline(lambda buffer, job: written.append((buffer, job)), ["a", "b"]) as pipeline:
+
+    def write(buffer: str, job: int) -> None:
+        written.append((buffer, job))
+
+    with Pipeline(write, ["a", "b"]) as pipeline:
         for job in range(20):
             pipeline.submit(pipeline.borrow(), job)
     assert [job for _, job in written] == list(range(20))
@@ -309,8 +313,11 @@ def test_the_writers_error_on_the_last_block_is_not_lost() -> None:
 def test_blocks_handed_over_are_written_when_the_model_fails() -> None:
     written: list[int] = []
 
+    def write(buffer: str, job: int) -> None:
+        written.append(job)
+
     def submit_and_fail() -> None:
-        with Pipeline(lambda buffer, job: written.append(job), ["a", "b"]) as pipeline:
+        with Pipeline(write, ["a", "b"]) as pipeline:
             pipeline.submit(pipeline.borrow(), 1)
             pipeline.submit(pipeline.borrow(), 2)
             raise Stopped("model")

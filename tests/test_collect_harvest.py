@@ -111,7 +111,9 @@ def test_block_records_hold_the_size_of_what_was_stored(tmp_path: Path) -> None:
         values = values_of(reader, site)[:, slice(*reader.block_range(1))]
         np.testing.assert_array_equal(record[site]["max_abs"], np.abs(values).max(axis=(1, 2)))
         mean_square = np.square(values.astype(np.float64)).mean(axis=(1, 2))
-        np.testing.assert_allclose(record[site]["mean_square"], mean_square, rtol=1e-5)  # float32 sums
+        np.testing.assert_allclose(
+            np.array(record[site]["mean_square"]), mean_square, rtol=1e-5
+        )  # float32 sums
         assert record[site]["n_nonfinite"] == record[site]["n_out_of_range"] == [0] * len(values)
 
 

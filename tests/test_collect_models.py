@@ -52,7 +52,8 @@ def test_a_saved_model_comes_back_unmodified(family: str, tmp_path: Path, no_net
     assert found.weights_hash == weights_hash(wanted)
     assert not found.model.training
     assert not any(parameter.requires_grad for parameter in found.model.parameters())
-    assert found.attention == found.model.config._attn_implementation
+    config: Any = found.model.config
+    assert found.attention == config._attn_implementation
     assert found.tokenizer is not None
     ids = found.tokenizer("the same text", add_special_tokens=False)["input_ids"]
     assert ids == tiny_tokenizer()("the same text", add_special_tokens=False)["input_ids"]

@@ -17,7 +17,7 @@ LAYERS = 30
 # A model of this size reads English documentation at a perplexity near 10; wrong tokens or a wrong mask
 # give hundreds.
 MOST_PERPLEXITY = 25.0
-# The two most linear of its MLPs were above this in every run, on other text too.
+# Its last MLP was at 0.93 on two corpora with 16,000 fitted rows; this run fits 3,000.
 LEAST_BEST_R2 = 0.5
 
 
@@ -35,7 +35,7 @@ def test_smollm2_is_harvested_fitted_and_reported(tmp_path: Path, capsys: pytest
     harvested = collect(settings, tmp_path / "store")
     assert harvested.n_tokens >= 8_000
     reader = Reader.open(tmp_path / "store")
-    assert reader.layers == list(range(LAYERS))
+    assert list(reader.layers) == list(range(LAYERS))
     assert reader.storage_dtype == "bfloat16"
 
     fit(tmp_path / "study", [tmp_path / "store"], FitSettings())

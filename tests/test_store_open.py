@@ -66,7 +66,7 @@ def test_nothing_is_read_before_it_is_used(
     reads: list[tuple[int, int]] = []
     real = Reader._read_block
 
-    def noted(self: Reader, name: str, spec: object, index: int, block: int, out: np.ndarray) -> None:
+    def noted(self: Reader, name: str, spec: Any, index: int, block: int, out: np.ndarray) -> None:
         reads.append((index, block))
         real(self, name, spec, index, block, out)
 
