@@ -1,4 +1,4 @@
-"""Shared by all tests: Hypothesis profiles, the switch for long tests, shape checks on."""
+"""Shared by all tests: Hypothesis profiles, the switch for long tests, no look-ups on a hub."""
 
 import os
 
