@@ -8,7 +8,7 @@ site and layer. A hook that did not fire exactly once per forward pass is an err
 from collections import Counter
 from collections.abc import Collection
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -27,6 +27,7 @@ SITES = (
 )
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Receives a tensor of shape (batch, position, feature) while the model runs."""
 
@@ -55,7 +56,7 @@ class Capture:
         self._counts: Counter[tuple[str, int]] = Counter()
         self._expected: list[tuple[str, int]] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Capture":
         try:
             if "embedding" in self._sites:
                 self._watch_input("embedding", 0, self._anatomy.layers[0].block)

@@ -116,7 +116,7 @@ def _run(
         notes = () if prepared.planned.note is None else (prepared.planned.note,)
         for note in notes:
             logger.warning(note)
-        logger.info("first rows: %s", sample)
+        logger.info("first rows: %s", sample.replace("\n", "↵ "))
         proof = prove(prepared.anatomy, first_batch(prepared))
         writer = begin(claim, prepared, loaded, settings, proof)
         ready = time.perf_counter()

@@ -60,7 +60,7 @@ class Cutting:
 class Supply:
     """The windows of one split in seeded order; a cut window's remainder comes back first."""
 
-    order: Int[np.ndarray, "document"]
+    order: Int[np.ndarray, "member"]
     lengths: Int[np.ndarray, "document"]
     cutting: Cutting
     _pending: deque[Window] = field(default_factory=deque)
