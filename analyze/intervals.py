@@ -7,7 +7,7 @@ degree of freedom less than the effective number of groups, (Σ b)²/Σ b² over
 two, coverage falls to 87 % where group sizes spread widely. Families get simultaneous intervals from one set
 of random group signs: every |t| is ranked within its own item's draws, and the family's level is the
 quantile of the smallest p of a draw (min-p of Westfall and Young; a plain maximum of |t| compares items
-whose draws have other tails, and covered 86–90 % where groups are unequal). Cost: O(groups · items), and
+whose draws have other tails, and covered 88–92 % where groups are unequal). Cost: O(groups · items), and
 groups · items · draws for a family.
 """
 

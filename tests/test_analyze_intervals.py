@@ -113,7 +113,7 @@ def test_unequal_groups_count_as_fewer() -> None:
 
 
 def test_a_family_of_unequal_groups_is_covered() -> None:
-    """Twelve independent items on documents of very unequal size: where a plain max-t covered 86–90 %."""
+    """Twelve independent items on documents of very unequal size: where a plain max-t falls short."""
     rng = np.random.default_rng(11)
     n_groups, n_items, n_families = 40, 12, 200
     held = 0

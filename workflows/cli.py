@@ -160,7 +160,7 @@ def report(study: Path, /, *, out: Path | None = None, as_json: Json = False) ->
 def quickstart(
     out: Path = Path("nearline-quickstart"), /, *, tokens: int | None = None, as_json: Json = False
 ) -> None:
-    """Collect, fit and report both bundled models on built-in English, in about two minutes.
+    """Collect, fit and report both bundled models on built-in English, in about a minute.
 
     Parameters
     ----------

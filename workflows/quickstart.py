@@ -2,7 +2,7 @@
 report.
 
 In: an output folder. Out: per model one store per corpus, one study and one report. What is there and
-current is not done again, and then torch is never loaded. Cost: about a minute and 300 MB on two cores.
+current is not done again, and then torch is never loaded. Cost: under a minute and 900 MB on two cores.
 """
 
 from collections.abc import Callable
