@@ -16,6 +16,7 @@ from xarray.core import indexing
 
 from .dtypes import LAYER_SITES
 from .layout import AFFINE, TOKEN_COLUMNS
+from .lazy import take
 from .reader import Reader
 
 
@@ -71,7 +72,7 @@ class SiteArray(BackendArray):
         self.shape = (len(reader.layers), *rows) if site in LAYER_SITES else rows
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._get)
+        return take(key, self.shape, self._get)
 
     def _get(self, key: tuple[Any, ...]) -> Any:
         if self.site not in LAYER_SITES:
@@ -99,7 +100,7 @@ class ColumnArray(BackendArray):
         self.shape = (reader.n_tokens,)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._get)
+        return take(key, self.shape, self._get)
 
     def _get(self, key: tuple[Any, ...]) -> Any:
         def read(b0: int, b1: int) -> np.ndarray:

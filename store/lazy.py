@@ -4,6 +4,7 @@ In: a group's folder and an array's specification. Out: values by index; the chu
 checked.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ from .metadata import ArraySpec
 from .whole import read_rows
 
 
+def take(key: indexing.ExplicitIndexer, shape: tuple[int, ...], get: Callable[[tuple[Any, ...]], Any]) -> Any:
+    """What `key` selects, when `get` takes integers, slices and integer arrays, one per axis.
+
+    Empty slices are written forwards first: xarray cannot turn round one that runs backwards over nothing.
+    """
+    plain = tuple(
+        slice(0, 0, 1) if isinstance(part, slice) and not len(range(*part.indices(size))) else part
+        for part, size in zip(key.tuple, shape, strict=True)
+    )
+    return indexing.explicit_indexing_adapter(type(key)(plain), shape, indexing.IndexingSupport.OUTER, get)
+
+
 class ChunkedArray(BackendArray):
     """An array that is cut along its first axis only."""
 
@@ -23,7 +36,7 @@ class ChunkedArray(BackendArray):
         self.dtype, self.shape = spec.dtype, spec.shape
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._get)
+        return take(key, self.shape, self._get)
 
     def _get(self, key: tuple[Any, ...]) -> Any:
         first = np.arange(self.shape[0])[key[0]]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers_store import Synthetic, make_store, synthetic
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from nearline import store as nearline_store
 from nearline.store import STORAGE_DTYPES, Reader, UsageError, decode
@@ -116,6 +116,8 @@ def lazy(tmp_path_factory: pytest.TempPathFactory) -> xr.Dataset:
     return nearline_store.open(path, chunks=None)
 
 
+@example(index=slice(0, 0, -1), layer=slice(2, 2, -1), feature=slice(3, 3, -1))
+@example(index=slice(4, 400, -3), layer=0, feature=0)
 @given(
     index=INDEX,
     layer=st.one_of(st.integers(-3, 2), st.slices(3)),
