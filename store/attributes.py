@@ -19,6 +19,7 @@ SCHEMA = 1
 NORM_KINDS = ("layernorm", "rmsnorm", "none")
 BOS_POLICIES = ("auto", "always", "never")
 COMPRESSORS = (None, "zstd")
+LINEAGE_KINDS = ("shortened", "repaired", "selection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Attributes:
     proof: dict[str, float]
     policies: dict[str, Any]
     versions: dict[str, str]
+    lineage: tuple[dict[str, Any], ...] = ()  # what happened to the store since its plan, oldest first
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (tuples as lists)."""
@@ -138,10 +140,19 @@ def parse_attributes(data: object, where: str = "attributes") -> Attributes:
     sections = {
         field.name: _section(field.type, found[field.name], f"{where}.{field.name}")
         for field in dataclasses.fields(Attributes)
+        if field.name != "lineage"
     }
+    sections["lineage"] = _lineage(found, where)
     attributes = Attributes(**sections)
     check_consistent(attributes, where)
     return attributes
+
+
+def _lineage(found: dict[str, Any], where: str) -> tuple[dict[str, Any], ...]:
+    entries = get_list(found, "lineage", where, dict)
+    for index, entry in enumerate(entries):
+        get_str(entry, "kind", f"{where}.lineage[{index}]", LINEAGE_KINDS)
+    return tuple(entries)
 
 
 def check_consistent(attributes: Attributes, where: str = "attributes") -> None:

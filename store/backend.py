@@ -1,8 +1,8 @@
 """The xarray backend `engine="nearline"`: lazily indexed arrays over a Reader.
 
-In: a store folder or its activations.zarr. Out: a Dataset of float32 sites and the token columns. An index
-reads only the layers and blocks that it touches; a chunk that is missing or damaged raises, with site,
-layer and token range.
+In: a store's folder, its URL, or its activations.zarr. Out: a Dataset of float32 sites and the token
+columns. An index reads only the layers and blocks that it touches; a chunk that is missing or damaged
+raises, with site, layer and token range.
 """
 
 from collections.abc import Iterable
@@ -17,6 +17,7 @@ from xarray.core import indexing
 from .dtypes import LAYER_SITES
 from .layout import AFFINE, TOKEN_COLUMNS
 from .lazy import take
+from .places import scheme_of
 from .reader import Reader
 
 
@@ -38,8 +39,8 @@ class NearlineBackend(BackendEntrypoint):
         return data.drop_vars(drop, errors="ignore")
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Only folders that hold a store: plain Zarr groups are left to xarray's own engine."""
-        if not isinstance(filename_or_obj, (str, Path)):
+        """Only local folders that hold a store: plain Zarr groups are left to xarray's own engine."""
+        if not isinstance(filename_or_obj, (str, Path)) or scheme_of(filename_or_obj) is not None:
             return False
         return (Path(filename_or_obj) / "activations.zarr").is_dir() and (
             Path(filename_or_obj) / "plan.json"
@@ -58,7 +59,7 @@ def dataset(reader: Reader) -> xr.Dataset:
         small["position_embedding"] = (("position", "feature"), positions)
     coords = {"layer": ("layer", np.array(reader.layers, dtype=np.int32))}
     data = xr.Dataset({**sites, **columns, **small}, coords=coords, attrs=reader.attributes.to_dict())
-    data.encoding["source"] = str(reader.path)
+    data.encoding["source"] = reader.path
     return data
 
 

@@ -1,26 +1,27 @@
 """Reading one chunk object, with every check that needs no second read.
 
-In: a path, the array's specification, and where the rows go. Out: the rows in place; or MissingChunk or
-DamageError with the words that the caller gives for the spot. Cost: one read straight into the result, and
-a crc32c taken piece by piece while the bytes are still in the cache; the GIL is free meanwhile.
+In: a place, the object's name, the array's specification, and where the rows go. Out: the rows in place; or
+MissingChunk or DamageError with the words that the caller gives for the spot. Cost: one read straight into
+the result, and a crc32c taken piece by piece while the bytes are still in the cache; the GIL is free
+meanwhile. A remote object is one request.
 """
 
-import os
-from pathlib import Path
 from typing import Any, cast
 
 import google_crc32c
 import numpy as np
 
-from .errors import DamageError, MissingChunk
+from .errors import DamageError, MissingChunk, NearlineError
 from .metadata import ArraySpec, decompress
+from .places import OpenFile, Place
 from .records import ChunkRecord
 
 PIECE_BYTES = 2**19  # read and checksummed together: stays in a core's cache
 
 
 def read_chunk(
-    path: Path,
+    place: Place,
+    name: str,
     spec: ArraySpec,
     compressor: str | None,
     out: np.ndarray,
@@ -32,44 +33,43 @@ def read_chunk(
     With a record, size and checksum are compared with it too: another chunk's bytes under this key are found.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+        file = place.open(name)
+    except FileNotFoundError as error:
+        if isinstance(error, NearlineError):
+            raise
         raise MissingChunk(
             f"{spot}: the chunk object is missing; fetch it or collect its block again"
         ) from None
-    except OSError as error:
-        raise DamageError(f"{spot}: cannot be opened ({error.strerror})") from error
     try:
-        size = os.fstat(descriptor).st_size
-        expected = record.size if record else (spec.chunk_bytes + 4 if compressor is None else size)
-        if size != expected or size < 4:
-            raise DamageError(f"{spot}: the chunk object has {size} bytes, {expected} expected")
+        expected = record.size if record else (spec.chunk_bytes + 4 if compressor is None else file.size)
+        if file.size != expected or file.size < 4:
+            raise DamageError(f"{spot}: the chunk object has {file.size} bytes, {expected} expected")
         flat = out.reshape(-1).view(np.uint8)
         if compressor is None:
-            trailer = _read_plain(descriptor, spec, flat, spot)
+            trailer = _read_plain(file, spec, flat, spot)
         else:
-            trailer = _read_packed(descriptor, spec, size, flat, spot)
+            trailer = _read_packed(file, spec, flat, spot)
     finally:
-        os.close(descriptor)
+        file.close()
     if record and trailer.hex() != record.crc32c:
         raise DamageError(f"{spot}: the chunk object is whole but not the one that was committed here")
 
 
-def _read_plain(descriptor: int, spec: ArraySpec, flat: np.ndarray, spot: str) -> bytes:
+def _read_plain(file: OpenFile, spec: ArraySpec, flat: np.ndarray, spot: str) -> bytes:
     """Read straight into the result; the padding of the last block goes to a buffer of its own."""
     if flat.nbytes > spec.chunk_bytes:
         raise DamageError(f"{spot}: the chunk is smaller than its rows")
     padding, trailer = np.empty(spec.chunk_bytes - flat.nbytes, dtype=np.uint8), np.empty(4, dtype=np.uint8)
-    crc = _read_exactly(descriptor, padding, spot, _read_exactly(descriptor, flat, spot))
-    _read_exactly(descriptor, trailer, spot)
+    crc = _read_exactly(file, padding, spot, _read_exactly(file, flat, spot))
+    _read_exactly(file, trailer, spot)
     if crc != int.from_bytes(trailer.tobytes(), "little"):
         raise DamageError(f"{spot}: the checksum of the chunk object does not match its content")
     return trailer.tobytes()
 
 
-def _read_packed(descriptor: int, spec: ArraySpec, size: int, flat: np.ndarray, spot: str) -> bytes:
-    packed = np.empty(size, dtype=np.uint8)
-    _read_exactly(descriptor, packed, spot)
+def _read_packed(file: OpenFile, spec: ArraySpec, flat: np.ndarray, spot: str) -> bytes:
+    packed = np.empty(file.size, dtype=np.uint8)
+    _read_exactly(file, packed, spot)
     crc: Any = google_crc32c.value(packed[:-4])  # pyright: ignore[reportArgumentType]
     if crc != int.from_bytes(packed[-4:].tobytes(), "little"):
         raise DamageError(f"{spot}: the checksum of the chunk object does not match its content")
@@ -80,15 +80,17 @@ def _read_packed(descriptor: int, spec: ArraySpec, size: int, flat: np.ndarray, 
     return packed[-4:].tobytes()
 
 
-def _read_exactly(descriptor: int, target: np.ndarray, spot: str, crc: int = 0) -> int:
+def _read_exactly(file: OpenFile, target: np.ndarray, spot: str, crc: int = 0) -> int:
     """Fill `target` (uint8) and return its crc32c, taken piece by piece while the bytes are in the cache."""
     for start in range(0, target.nbytes, PIECE_BYTES):
         piece = target[start : start + PIECE_BYTES]
         view = memoryview(cast("bytes", piece))
         while len(view):
             try:
-                n_read = os.readv(descriptor, [view])
+                n_read = file.readinto(view)
             except OSError as error:
+                if isinstance(error, NearlineError):
+                    raise
                 raise DamageError(f"{spot}: cannot be read ({error.strerror})") from error
             if n_read == 0:
                 raise DamageError(f"{spot}: the chunk object ended early")

@@ -1,11 +1,14 @@
 """The only place that writes files: atomic, durable, and never in place of something half-done.
 
 In: a path and the buffers of its content. Out: the file whole and on disk, or an EnvironmentFault and no
-file of that name. Order: temporary file beside the target, fsync, rename, fsync of the folder and of every
-new parent. A batch goes through these steps together: all temporaries are written, then synced, then
-renamed, then the folders are synced; the syncs run on threads, because a journalling file system then
-commits many of them at once (measured on ext4, 70 files of 1.1 MiB: 44-50 MiB/s one by one, 300 and more
-together). Cost: one write, no copy.
+file of that name. Order: temporary file beside the target, fsync, rename (or, for a file that must not exist,
+a hard link), fsync of the folder and of every new parent. A batch goes through these steps together: all
+temporaries are written, then synced, then renamed, then the folders are synced; the syncs run on threads,
+because a journalling file system then commits many of them at once (measured on ext4, 70 files of 1.1 MiB:
+44-50 MiB/s one by one, 300 and more together). Cost: one write, no copy.
+
+While a temporary is being written its process holds a lock on it, which the kernel drops when the process
+dies: `sweep` removes exactly the temporaries that nobody writes any more.
 """
 
 import errno
@@ -14,15 +17,31 @@ import secrets
 import shutil
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import points
 from .errors import EnvironmentFault, UsageError
 
+try:
+    import fcntl
+except ImportError:  # Windows: leftovers stay
+    fcntl = None
+
 Buffer = Any  # bytes, memoryview or a C-contiguous numpy array
+Files = Iterable[tuple[Path, Sequence[Buffer]]]
 PARTIAL = ".partial"
 SYNC_THREADS = 16  # they only wait for the disk
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Pending(NamedTuple):
+    """A file under its temporary name."""
+
+    descriptor: int
+    temporary: Path
+    path: Path
 
 
 def write_file(path: Path, *buffers: Buffer) -> None:
@@ -30,29 +49,147 @@ def write_file(path: Path, *buffers: Buffer) -> None:
     write_files([(path, buffers)])
 
 
-def write_files(files: Iterable[tuple[Path, Sequence[Buffer]]]) -> None:
-    """Write several files durably; when it returns, all are on disk; when it raises, no temporary is left."""
-    pending: list[tuple[int, Path, Path]] = []  # descriptor, temporary, target
+def write_files(files: Files, within: Path | None = None) -> None:
+    """Write several files durably; when it returns, all are on disk; when it raises, no temporary is left.
+
+    Folders that this call creates become durable with it. `within` adds those that are there already, from
+    the files up to this one: a process that crashed may have created them and not have got any further.
+    """
+    with _staged(files, within) as (pending, folders):
+        for count, (_, temporary, path) in enumerate(pending):
+            with _fault(path, "rename"):
+                os.replace(temporary, path)
+            if count == 0:
+                points.reached("durable.half_renamed")
+        points.reached("durable.renamed")
+        _together(_sync_folder, [(folder,) for folder in folders])
+    points.reached("durable.folders_synced")
+
+
+def create_file(path: Path, *buffers: Buffer, within: Path | None = None) -> bool:
+    """Write one file durably unless it exists; False then. Of several processes exactly one gets True."""
+    return create_files([(path, buffers)], within)[0]
+
+
+def create_files(files: Files, within: Path | None = None) -> list[bool]:
+    """Write those of several files that do not exist; which they were. What was there is made durable too.
+
+    A name appears with its whole content at once: a hard link to the finished temporary file. Where the file
+    system has no links the name is first taken by an empty file; a crash in between leaves that, and an empty
+    file is nothing that a store holds: whoever reads it refuses it, and `begin` and `seal` write it again.
+    """
+    files = list(files)
+    there = [path.exists() for path, _ in files]
+    wanted = [file for file, found in zip(files, there, strict=True) if not found]
+    old = [path for (path, _), found in zip(files, there, strict=True) if found]
+    with _staged(wanted, within, old) as (pending, folders):
+        created: dict[Path, bool] = {}
+        for item in pending:
+            with _fault(item.path, "create"):
+                created[item.path] = _appear(item)
+            points.reached("durable.created")
+        _together(_sync_folder, [(folder,) for folder in folders])
+    points.reached("durable.folders_synced")
+    return [created.get(path, False) for path, _ in files]
+
+
+def sweep(folder: Path) -> int:
+    """Remove temporaries in this folder that no living process writes; how many there were."""
+    if fcntl is None:
+        return 0
+    count = 0
+    with _fault(folder, "clean up"), suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            if entry.name.endswith(PARTIAL) and entry.is_file(follow_symlinks=False):
+                count += _sweep_file(Path(entry.path))
+    return count
+
+
+def _sweep_file(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return 0  # it got its name meanwhile, or it is not ours
+    try:
+        if not _lock(descriptor):
+            return 0
+        path.unlink(missing_ok=True)
+        return 1
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open temporary; False where somebody else holds it, or where nothing can be locked."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fcntl is not None
+    except OSError:
+        return False
+
+
+@contextmanager
+def _staged(
+    files: Files, within: Path | None, old: Sequence[Path] = ()
+) -> Generator[tuple[list[Pending], list[Path]]]:
+    """The files under temporary names, written and synced; and the folders to sync once they have theirs."""
+    pending: list[Pending] = []
     folders: dict[Path, None] = {}
     try:
         for path, buffers in files:
             with _fault(path, "write"):
                 folders |= dict.fromkeys(_make_folders(path.parent))
-                temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}{PARTIAL}")
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-                pending.append((descriptor, temporary, path))
+                pending.append(_temporary(path))
                 for buffer in buffers:
-                    _write_all(descriptor, buffer)
+                    _write_all(pending[-1].descriptor, buffer)
+        points.reached("durable.written")
         _together(_sync_file, [(descriptor, path) for descriptor, _, path in pending])
-        for _, temporary, path in pending:
-            with _fault(path, "rename"):
-                temporary.replace(path)
-        changed = dict.fromkeys([*(path.parent for _, _, path in pending), *folders])
-        _together(_sync_folder, [(folder,) for folder in changed])
+        points.reached("durable.synced")
+        for path in (*(path for _, _, path in pending), *old):
+            folders |= dict.fromkeys(_folders_of(path, within))
+        yield pending, list(folders)
     finally:
         for descriptor, temporary, _ in pending:
+            with suppress(OSError):  # gone already where it got its name
+                temporary.unlink(missing_ok=True)
             os.close(descriptor)
-            temporary.unlink(missing_ok=True)  # gone already where the rename came to pass
+
+
+def _temporary(path: Path) -> Pending:
+    """A new file beside the target, locked."""
+    while True:
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}{PARTIAL}")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        if not _lock(descriptor) or os.fstat(descriptor).st_nlink:
+            return Pending(descriptor, temporary, path)
+        os.close(descriptor)  # swept between the two calls
+
+
+def _appear(item: Pending) -> bool:
+    """Give a finished temporary its name, if no file has it."""
+    try:
+        os.link(item.temporary, item.path)
+        return True
+    except FileExistsError:
+        # A network file system may have made the link, lost the reply and asked again.
+        return os.path.samestat(os.fstat(item.descriptor), os.stat(item.path))
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+    try:
+        os.close(os.open(item.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False
+    os.replace(item.temporary, item.path)
+    return True
+
+
+def _folders_of(path: Path, within: Path | None) -> list[Path]:
+    """The folder of a file, and those above it up to `within`."""
+    if within is None:
+        return [path.parent]
+    return [folder for folder in path.parents if folder == within or within in folder.parents]
 
 
 def make_folder(path: Path) -> None:
@@ -135,8 +272,9 @@ def _sync_folder(path: Path) -> None:
 
 def _together(work: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
     """Run the calls on threads and wait for all of them; the first error is raised."""
-    if len(calls) == 1:
-        work(*calls[0])
+    if len(calls) < 2:
+        for call in calls:
+            work(*call)
         return
     with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="nearline-sync") as pool:
         for done in [pool.submit(work, *call) for call in calls]:

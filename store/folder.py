@@ -1,7 +1,7 @@
-"""What stands in a store folder, sealed or not: attributes, plan, arrays, block records.
+"""What stands in a store, sealed or not: attributes, plan, arrays, block records.
 
-In: the folder. Out: checked values of each small file. Used by the reader, by `seal` and by `info`; reads
-no chunk.
+In: a place (a folder, a URL). Out: checked values of each small file. Used by the reader, by `seal`, `info`,
+`verify` and by what moves stores; reads no chunk. Cost: one read per file.
 """
 
 from pathlib import Path
@@ -11,8 +11,10 @@ from .attributes import Attributes, parse_attributes
 from .dtypes import array_name
 from .errors import DamageError, FormatError, IncompleteError, StoreNotFound
 from .layout import AFFINE, block_arrays
+from .manifest import MANIFEST, SEALED, Manifest
 from .metadata import ArraySpec, parse_array
 from .parsing import get_object, parse_json
+from .places import LocalPlace, Place, parent_of, place_of
 from .plan import Plan
 from .records import FOLDER, BlockRecord, parse_record, record_name
 
@@ -23,6 +25,21 @@ VOCABULARY = "vocabulary.parquet"
 CARD = "README.md"
 RUNS = "runs"
 WHOLE_ARRAYS = ("layer", *AFFINE, "position_embedding")
+
+
+Where = str | Path | Place  # a path, a URL, or a place already opened
+
+
+def store_place(where: Where) -> Place:
+    """The place of a store, from itself or from its activations.zarr; StoreNotFound when there is none."""
+    place = place_of(where)
+    if isinstance(place, LocalPlace):
+        return LocalPlace(store_folder(place.path))
+    if any(place.size(name) is not None for name in (SEALED, MANIFEST, PLAN, f"{GROUP}/zarr.json")):
+        return place
+    if place.url.rstrip("/").endswith(f"/{GROUP}"):
+        return store_place(parent_of(place))
+    raise StoreNotFound(f"{place.url} is not a nearline store: it holds neither {SEALED} nor {PLAN}")
 
 
 def store_folder(path: str | Path) -> Path:
@@ -39,14 +56,17 @@ def store_folder(path: str | Path) -> Path:
     return folder
 
 
-def read_small(folder: Path, name: str) -> bytes:
-    """Content of a metadata file of the store."""
+def read_small(where: Where, name: str, manifest: Manifest | None = None) -> bytes:
+    """Content of a metadata file of the store; with the manifest of its seal, the content that was sealed."""
+    place = place_of(where)
     try:
-        return (folder / name).read_bytes()
+        content = place.read(name)
     except FileNotFoundError:
-        raise IncompleteError(f"{folder / name} does not exist: the store was never begun properly") from None
-    except OSError as error:
-        raise DamageError(f"{folder / name}: cannot be read ({error.strerror})") from error
+        spot = place.where(name)
+        if manifest is not None:
+            raise DamageError(f"{spot}: the file is missing; fetch it or restore it from a copy") from None
+        raise IncompleteError(f"{spot} does not exist: the store was never begun properly") from None
+    return content if manifest is None else manifest.check(name, content, place.where(name))
 
 
 def parse_group(content: bytes, where: str) -> Attributes:
@@ -67,10 +87,11 @@ def parse_plan(content: bytes, attributes: Attributes, where: str) -> Plan:
     return plan
 
 
-def load_spec(folder: Path, name: str) -> ArraySpec:
+def load_spec(where: Where, name: str) -> ArraySpec:
     """Specification of one array from its zarr.json."""
-    where = f"{folder / GROUP / name}/zarr.json"
-    return parse_array(parse_json(read_small(folder, f"{GROUP}/{name}/zarr.json"), where), name, where)
+    place, file = place_of(where), f"{GROUP}/{name}/zarr.json"
+    spot = place.where(file)
+    return parse_array(parse_json(read_small(place, file), spot), name, spot)
 
 
 def specs_of(attributes: Attributes, plan: Plan) -> dict[str, ArraySpec]:
@@ -80,9 +101,10 @@ def specs_of(attributes: Attributes, plan: Plan) -> dict[str, ArraySpec]:
     return block_arrays(plan.n_tokens, plan.block, storage.layers, width, storage.dtype, storage.sites)
 
 
-def array_names(attributes: Attributes, plan: Plan, folder: Path) -> list[str]:
-    """Names of all arrays of the group, those that are optional as they stand on disk."""
-    whole = [name for name in WHOLE_ARRAYS if (folder / GROUP / name / "zarr.json").exists()]
+def array_names(attributes: Attributes, plan: Plan, where: Where) -> list[str]:
+    """Names of all arrays of the group, those that are optional as they stand there."""
+    place = place_of(where)
+    whole = [name for name in WHOLE_ARRAYS if place.size(f"{GROUP}/{name}/zarr.json") is not None]
     return sorted([*(spec.name for spec in specs_of(attributes, plan).values()), *whole])
 
 
@@ -97,12 +119,12 @@ def chunk_keys(specs: dict[str, ArraySpec], block: int) -> dict[str, tuple[str, 
     return found
 
 
-def committed_blocks(folder: Path) -> set[int]:
-    """Numbers of the blocks that have a record."""
-    names = [entry.name for entry in (folder / FOLDER).glob("*.json")] if (folder / FOLDER).is_dir() else []
-    return {
-        int(name[:-5]) for name in names if name[:-5].isdigit() and record_name(int(name[:-5])).endswith(name)
-    }
+def committed_blocks(where: Where) -> set[int]:
+    """Numbers of the blocks that have a record; none where files cannot be listed."""
+    names = list(place_of(where).list(f"{FOLDER}/") or ())
+    numbers = {name: name[len(FOLDER) + 1 : -5] for name in names}
+    found = {int(number) for number in numbers.values() if number.isdigit() and number.isascii()}
+    return {number for number in found if record_name(number) in numbers}
 
 
 def load_record(
@@ -138,9 +160,9 @@ def site_of_array(name: str, attributes: Attributes) -> str:
     return next((site for site in attributes.storage.sites if array_name(site, dtype) == name), name)
 
 
-def consolidated(folder: Path, attributes: Attributes, plan: Plan) -> dict[str, dict[str, Any]]:
+def consolidated(where: Where, attributes: Attributes, plan: Plan) -> dict[str, dict[str, Any]]:
     """Metadata of every array, from the definition of the store and not from a listing of the disk."""
     compressor = attributes.storage.compressor
     specs = {spec.name: spec for spec in specs_of(attributes, plan).values()}
-    names = array_names(attributes, plan, folder)
-    return {name: (specs.get(name) or load_spec(folder, name)).to_metadata(compressor) for name in names}
+    names = array_names(attributes, plan, where)
+    return {name: (specs.get(name) or load_spec(where, name)).to_metadata(compressor) for name in names}

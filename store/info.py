@@ -1,14 +1,13 @@
 """What a store is and how far it has come, as plain facts: `nearline info STORE [--json]`.
 
-In: a store folder, sealed or not. Out: one JSON-ready dict: model, corpus, rows, splits, blocks, bytes,
-value ranges, and whether it is sealed. Cost: reads the small files; no chunk is opened.
+In: a store's folder or URL, sealed or not. Out: one JSON-ready dict: model, corpus, rows, splits, blocks,
+bytes, value ranges, and whether it is sealed. Cost: reads the small files; no chunk is opened.
 """
 
 from pathlib import Path
 from typing import Any
 
 from .attributes import Attributes
-from .errors import DamageError
 from .folder import (
     GROUP,
     PLAN,
@@ -20,36 +19,32 @@ from .folder import (
     read_small,
     show_numbers,
     specs_of,
-    store_folder,
+    store_place,
 )
 from .layout import CRC_BYTES
-from .manifest import SEALED, read_sealed_manifest
+from .manifest import read_sealed_manifest
+from .places import LocalPlace, Place
 from .plan import SPLITS, Plan
 from .records import BlockRecord, record_name
 
 
-def info(path: str | Path) -> dict[str, Any]:
+def info(where: str | Path | Place) -> dict[str, Any]:
     """Facts of a store; a damaged metadata file raises DamageError, an unsealed store does not."""
-    folder = store_folder(path)
-    manifest, digest = read_sealed_manifest(folder) if (folder / SEALED).exists() else (None, None)
+    place = store_place(where)
+    manifest, digest = read_sealed_manifest(place)
 
     def small(name: str) -> bytes:
-        content = read_small(folder, name)
-        return content if manifest is None else manifest.check(name, content, folder)
+        return read_small(place, name, manifest)
 
-    attributes = parse_group(small(f"{GROUP}/zarr.json"), str(folder / GROUP / "zarr.json"))
-    plan = parse_plan(small(PLAN), attributes, str(folder / PLAN))
-    committed = sorted(committed_blocks(folder))
-    if manifest is not None and len(committed) != plan.n_blocks:
-        raise DamageError(
-            f"{folder}: sealed, but only {len(committed)} of {plan.n_blocks} block records are there"
-        )
+    attributes = parse_group(small(f"{GROUP}/zarr.json"), place.where(f"{GROUP}/zarr.json"))
+    plan = parse_plan(small(PLAN), attributes, place.where(PLAN))
+    committed = sorted(committed_blocks(place) if manifest is None else range(plan.n_blocks))
     specs = specs_of(attributes, plan)
     names = [(block, record_name(block)) for block in committed]
-    records = [load_record(small(name), plan, specs, block, str(folder / name)) for block, name in names]
+    records = [load_record(small(name), plan, specs, block, place.where(name)) for block, name in names]
     missing = sorted(set(range(plan.n_blocks)) - set(committed))
     return {
-        "store": folder.resolve().name,
+        "store": _name(place),
         "sealed": manifest is not None,
         "digest": digest,
         **_identity(attributes),
@@ -61,11 +56,16 @@ def info(path: str | Path) -> dict[str, Any]:
         "chunk_bytes": sum(chunk.size for record in records for chunk in record.chunks.values()),
         "planned_bytes": plan.n_blocks * sum(_array_bytes(spec) for spec in specs.values()),
         "n_objects": sum(len(record.chunks) for record in records),
-        "n_runs": len(list((folder / RUNS).glob("*.json"))),
+        "n_runs": sum(name.endswith(".json") for name in place.list(f"{RUNS}/") or ()),
         "values": _values(records, attributes),
         "proof": attributes.proof,
         "versions": attributes.versions,
+        "lineage": list(attributes.lineage),
     }
+
+
+def _name(place: Place) -> str:
+    return place.path.resolve().name if isinstance(place, LocalPlace) else place.url
 
 
 def _identity(attributes: Attributes) -> dict[str, Any]:

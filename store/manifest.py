@@ -14,10 +14,12 @@ from blake3 import blake3
 
 from .errors import DamageError, FormatError
 from .parsing import get_hex, get_int, get_list, get_object, parse_json, readable
+from .places import Place, place_of
 from .records import check_key
 
 MANIFEST = "manifest.json"
 SEALED = "SEALED"
+SEAL_BYTES = 130  # two lines of 64 hex digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,14 @@ class Manifest:
         files = {name: [found.size, found.digest] for name, found in self.files.items()}
         return readable({"schema": 1, **counts, "files": files})
 
-    def check(self, name: str, content: bytes, where: Path) -> bytes:
-        """`content` if it is what was sealed under this name, else a DamageError."""
+    def check(self, name: str, content: bytes, where: str) -> bytes:
+        """`content` if it is what was sealed under this name, else a DamageError that says `where` it is."""
         expected = self.files.get(name)
         if expected is None:
-            raise DamageError(f"{where / name}: this file is not in {MANIFEST}")
+            raise DamageError(f"{where}: this file is not in {MANIFEST}")
         if FileRecord.of(content) != expected:
             raise DamageError(
-                f"{where / name}: the file is not the one that was sealed "
+                f"{where}: the file is not the one that was sealed "
                 f"({len(content)} bytes, {expected.size} expected); fetch it again or restore it from a copy"
             )
         return content
@@ -78,21 +80,38 @@ def seal_bytes(manifest: bytes) -> bytes:
     return f"{digest}\n{blake3(digest.encode()).hexdigest()}\n".encode()
 
 
-def read_sealed_manifest(path: Path) -> tuple[Manifest, str]:
-    """The manifest of a sealed store and its digest; DamageError when SEALED or manifest.json was altered."""
+def read_seal(place: Place) -> str | None:
+    """The digest that SEALED holds; None where there is no SEALED; DamageError when it was altered."""
     try:
-        sealed = (path / SEALED).read_bytes()
-        content = (path / MANIFEST).read_bytes()
-    except FileNotFoundError as error:
-        raise DamageError(
-            f"{path}: {SEALED} is there but {MANIFEST} is not; fetch or restore the store"
-        ) from error
+        sealed = place.read(SEALED, limit=SEAL_BYTES)
+    except FileNotFoundError:
+        return None
+    except FormatError:
+        sealed = b""
     digest = sealed[:64].decode("ascii", errors="replace")
     if sealed != f"{digest}\n{blake3(digest.encode()).hexdigest()}\n".encode():
-        raise DamageError(f"{path / SEALED}: the seal is damaged; fetch it again or run `nearline seal`")
+        raise DamageError(
+            f"{place.where(SEALED)}: the seal is damaged; fetch it again or run `nearline seal`"
+        )
+    return digest
+
+
+def read_sealed_manifest(where: str | Path | Place) -> tuple[Manifest, str] | tuple[None, None]:
+    """The manifest of a sealed store and its digest, None and None where there is no SEALED; DamageError when
+    SEALED or manifest.json was altered."""
+    place = place_of(where)
+    if (digest := read_seal(place)) is None:
+        return None, None
+    try:
+        content = place.read(MANIFEST)
+    except FileNotFoundError as error:
+        raise DamageError(
+            f"{place.url}: {SEALED} is there but {MANIFEST} is not; fetch or restore the store"
+        ) from error
+    spot = place.where(MANIFEST)
     if blake3(content).hexdigest() != digest:
-        raise DamageError(f"{path / MANIFEST}: the file is not the one that was sealed; fetch or restore it")
-    return parse_manifest(parse_json(content, str(path / MANIFEST)), str(path / MANIFEST)), digest
+        raise DamageError(f"{spot}: the file is not the one that was sealed; fetch or restore it")
+    return parse_manifest(parse_json(content, spot), spot), digest
 
 
 def _file(files: dict[str, object], name: str, where: str) -> FileRecord:

@@ -1,14 +1,16 @@
 """A store as one lazy xarray Dataset, values as float32.
 
-In: a store folder, its activations.zarr, or a Reader. Out: a Dataset with dims layer, token, feature, the
-coordinate `layer` and the attributes; nothing is read before it is used, and what is read is checked as
-`Reader` checks it. Cost: opening reads the metadata. With chunks, each Dask task reads whole blocks.
+In: a store's folder, its URL, its activations.zarr, or a Reader. Out: a Dataset with dims layer, token,
+feature, the coordinate `layer` and the attributes; nothing is read before it is used, and what is read is
+checked as `Reader` checks it. Cost: opening reads the metadata. With chunks, each Dask task reads whole
+blocks.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
+from .places import Place
 from .reader import Reader
 
 if TYPE_CHECKING:  # xarray takes 0.6 s to import, which `import nearline.store` need not pay
@@ -19,14 +21,18 @@ TASK_BYTES = 128 * 2**20  # of float32 per Dask task and layer
 
 
 def open(
-    path: str | Path | Reader, *, chunks: str | dict[str, int] | None = AUTO_BLOCKS, require_seal: bool = True
+    where: str | Path | Place | Reader,
+    *,
+    chunks: str | dict[str, int] | None = AUTO_BLOCKS,
+    require_seal: bool = True,
 ) -> "xr.Dataset":
-    """Open a store. `chunks`: "auto blocks" (one layer, as many whole blocks as give tasks of about 128 MiB),
-    sizes per dimension, or None for no Dask: then values are read when they are asked for.
+    """Open a store by its folder or URL. `chunks`: "auto blocks" (one layer, as many whole blocks as give
+    tasks of about 128 MiB), sizes per dimension, or None for no Dask: then values are read when they are
+    asked for.
     """
     from .backend import dataset
 
-    reader = path if isinstance(path, Reader) else Reader.open(path, require_seal=require_seal)
+    reader = where if isinstance(where, Reader) else Reader.open(where, require_seal=require_seal)
     data = dataset(reader)
     if chunks is None:
         return data

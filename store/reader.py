@@ -1,10 +1,10 @@
 """Reading a store: rows of a site, columns, small arrays and tables, each checked against the block
 records.
 
-In: a sealed store (or, on request, an unsealed one). Out: numpy arrays, decoded to float32 or as stored. A
-chunk object that should be there and is not, has another size or another checksum raises an error that
-names site, layer and token range; nothing is ever filled in. Cost: one read straight into the result and
-one crc32c per chunk.
+In: a sealed store in a folder or behind a URL (or, on request, an unsealed one). Out: numpy arrays, decoded
+to float32 or as stored. A chunk object that should be there and is not, has another size or another checksum
+raises an error that names site, layer and token range; nothing is ever filled in. Cost: one read straight
+into the result and one crc32c per chunk.
 """
 
 import threading
@@ -26,29 +26,31 @@ from .folder import (
     PLAN,
     VOCABULARY,
     load_record,
-    load_spec,
     parse_group,
     parse_plan,
     read_small,
     specs_of,
-    store_folder,
+    store_place,
 )
+from .incomplete import incomplete_copy
 from .layout import AFFINE, TOKEN_COLUMNS
-from .manifest import SEALED, Manifest, read_sealed_manifest
-from .metadata import ArraySpec
+from .manifest import Manifest, read_sealed_manifest
+from .metadata import ArraySpec, parse_array
+from .parsing import parse_json, readable
+from .places import Place
 from .plan import Plan
 from .records import BlockRecord, record_name
 from .sealing import check_all_committed
 from .tables import DOCUMENTS as DOCUMENTS_SCHEMA
 from .tables import VOCABULARY as VOCABULARY_SCHEMA
-from .tables import read_table
+from .tables import parse_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reader:
     """Handle on a store; safe to share between threads; sent to another process, it opens again there."""
 
-    path: Path
+    place: Place
     attributes: Attributes
     plan: Plan
     manifest: Manifest | None  # None: the store is not sealed
@@ -58,32 +60,41 @@ class Reader:
     _lock: Any = field(repr=False, default_factory=threading.Lock)
 
     @classmethod
-    def open(cls, path: str | Path, *, require_seal: bool = True) -> "Reader":
-        """Open a store by its folder or its activations.zarr; an unsealed one with `require_seal=False`."""
-        folder = store_folder(path)
-        sealed = (folder / SEALED).exists()
-        manifest, digest = read_sealed_manifest(folder) if sealed else (None, None)
+    def open(cls, where: str | Path | Place, *, require_seal: bool = True) -> "Reader":
+        """Open a store by its folder, its URL or its activations.zarr; an unsealed one with
+        `require_seal=False`. Nothing is taken from a copy or a harvest that is not whole."""
+        place = store_place(where)
+        manifest, digest = read_sealed_manifest(place)
+        if manifest is None and require_seal and (cut_short := incomplete_copy(place)) is not None:
+            raise cut_short
 
         def small(name: str) -> bytes:
-            content = read_small(folder, name)
-            return content if manifest is None else manifest.check(name, content, folder)
+            return read_small(place, name, manifest)
 
-        attributes = parse_group(small(f"{GROUP}/zarr.json"), str(folder / GROUP / "zarr.json"))
-        plan = parse_plan(small(PLAN), attributes, str(folder / PLAN))
-        if not sealed and require_seal:
-            check_all_committed(folder, plan)
-            raise StoreNotSealed(f"{folder} has all {plan.n_blocks} blocks but no seal: run `nearline seal`")
+        group = f"{GROUP}/zarr.json"
+        attributes = parse_group(small(group), place.where(group))
+        plan = parse_plan(small(PLAN), attributes, place.where(PLAN))
+        if manifest is None and require_seal:
+            check_all_committed(place, plan)
+            raise StoreNotSealed(
+                f"{place.url} has all {plan.n_blocks} blocks but no seal: run `nearline seal`"
+            )
         specs = specs_of(attributes, plan)
         for spec in specs.values():
-            small(f"{GROUP}/{spec.name}/zarr.json")
-            if (found := load_spec(folder, spec.name)).to_metadata(None) != spec.to_metadata(None):
+            name = f"{GROUP}/{spec.name}/zarr.json"
+            if small(name) != readable(spec.to_metadata(attributes.storage.compressor)):
                 raise DamageError(
-                    f"{folder / GROUP / spec.name}/zarr.json: {found} does not fit the attributes"
+                    f"{place.where(name)}: the metadata of the array does not fit the attributes"
                 )
-        return cls(folder, attributes, plan, manifest, digest, specs)
+        return cls(place, attributes, plan, manifest, digest, specs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.manifest is not None)
+        return _reopen, (self.place, self.manifest is not None)
+
+    @property
+    def path(self) -> str:
+        """Where the store lies: its folder, or its URL without credentials."""
+        return self.place.url
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -159,13 +170,11 @@ class Reader:
 
     @property
     def documents(self) -> pa.Table:
-        self._check_file(DOCUMENTS)
-        return read_table(self.path / DOCUMENTS, DOCUMENTS_SCHEMA)
+        return parse_table(self._small(DOCUMENTS), DOCUMENTS_SCHEMA, self.place.where(DOCUMENTS))
 
     @property
     def vocabulary(self) -> pa.Table:
-        self._check_file(VOCABULARY)
-        return read_table(self.path / VOCABULARY, VOCABULARY_SCHEMA)
+        return parse_table(self._small(VOCABULARY), VOCABULARY_SCHEMA, self.place.where(VOCABULARY))
 
     def record(self, block: int) -> BlockRecord:
         """Digests and statistics of a block; read once, then kept."""
@@ -179,18 +188,22 @@ class Reader:
     def _load_record(self, block: int) -> BlockRecord:
         name = record_name(block)
         row0, row1 = self.plan.block_range(block)
+        spot = self.place.where(name)
         try:
-            content = (self.path / name).read_bytes()
+            content = self.place.read(name)
         except FileNotFoundError:
             kind = IncompleteError if self.manifest is None else DamageError
-            raise kind(f"{self.path / name}: tokens {row0}-{row1 - 1} have no block record") from None
+            raise kind(f"{spot}: tokens {row0}-{row1 - 1} have no block record") from None
         if self.manifest is not None:
-            self.manifest.check(name, content, self.path)
-        return load_record(content, self.plan, self._specs, block, str(self.path / name))
+            self.manifest.check(name, content, spot)
+        return load_record(content, self.plan, self._specs, block, spot)
 
-    def _check_file(self, name: str) -> None:
-        if self.manifest is not None:
-            self.manifest.check(name, read_small(self.path, name), self.path)
+    def _small(self, name: str) -> bytes:
+        """Content of a metadata file, checked against the manifest where there is one."""
+        content = read_small(self.place, name)
+        return (
+            content if self.manifest is None else self.manifest.check(name, content, self.place.where(name))
+        )
 
     def _n_rows(self, block_start: int, block_stop: int) -> int:
         if not 0 <= block_start < block_stop <= self.n_blocks:
@@ -226,39 +239,27 @@ class Reader:
         key = spec.key(block, *rest) if index is None else spec.key(index, block, 0)
         row0, row1 = self.block_range(block)
         layer = "" if index is None else f" layer {self.layers[index]}"
-        spot = f"`{name}`{layer}, tokens {row0}-{row1 - 1} ({self.path / GROUP / key})"
-        read_chunk(
-            self.path / GROUP / key,
-            spec,
-            self.attributes.storage.compressor,
-            out,
-            spot,
-            self.record(block).chunks[key],
-        )
+        file = f"{GROUP}/{key}"
+        spot = f"`{name}`{layer}, tokens {row0}-{row1 - 1} ({self.place.where(file)})"
+        record = self.record(block).chunks[key]
+        read_chunk(self.place, file, spec, self.attributes.storage.compressor, out, spot, record)
 
     def _whole(self, name: str) -> np.ndarray | None:
-        if not (self.path / GROUP / name / "zarr.json").exists():
-            if self.manifest is not None and f"{GROUP}/{name}/zarr.json" in self.manifest.files:
-                raise DamageError(
-                    f"{self.path / GROUP / name}/zarr.json: the file is missing; fetch or restore it"
-                )
+        file = f"{GROUP}/{name}/zarr.json"
+        known = None if self.manifest is None else file in self.manifest.files
+        if known is False or (known is None and self.place.size(file) is None):
             return None
-        self._check_file(f"{GROUP}/{name}/zarr.json")
-        spec = load_spec(self.path, name)
+        spot = self.place.where(file)
+        spec = parse_array(parse_json(self._small(file), spot), name, spot)
         out = np.empty(spec.shape, dtype=spec.dtype)
         for index, row in enumerate(range(0, spec.shape[0], spec.chunks[0])):
             key = f"{GROUP}/{spec.key(index, *([0] * (len(spec.dims) - 1)))}"
-            self._check_file(key)
+            self._small(key)
             part = out[row : row + spec.chunks[0]]
-            read_chunk(
-                self.path / key,
-                spec,
-                self.attributes.storage.compressor,
-                part,
-                f"`{name}` ({self.path / key})",
-            )
+            compressor = self.attributes.storage.compressor
+            read_chunk(self.place, key, spec, compressor, part, f"`{name}` ({self.place.where(key)})")
         return out
 
 
-def _reopen(path: Path, require_seal: bool) -> Reader:
-    return Reader.open(path, require_seal=require_seal)
+def _reopen(place: Place, require_seal: bool) -> Reader:
+    return Reader.open(place, require_seal=require_seal)

@@ -58,14 +58,21 @@ def write_table(path: Path, table: pa.Table) -> bytes:
 
 def read_table(path: Path, schema: pa.Schema | None = None) -> pa.Table:
     """Read a table; with `schema`, refuse one of another form."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise IncompleteError(f"{path} does not exist") from None
+    return parse_table(content, schema, str(path))
+
+
+def parse_table(content: bytes, schema: pa.Schema | None, where: str) -> pa.Table:
+    """A table from the bytes of a Parquet file; with `schema`, refuse one of another form."""
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, partitioning=None)  # pyright: ignore[reportArgumentType]  (or `layer=05/` adds a column)
-    except FileNotFoundError:
-        raise IncompleteError(f"{path} does not exist") from None
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"{path}: not a readable Parquet file ({error})") from None
+        table = pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise FormatError(f"{where}: not a readable Parquet file ({error})") from None
     if schema is not None and not table.schema.remove_metadata().equals(schema):
-        raise FormatError(f"{path}: columns {table.schema.names} are not {schema.names} of the format")
+        raise FormatError(f"{where}: columns {table.schema.names} are not {schema.names} of the format")
     return table

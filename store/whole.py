@@ -19,6 +19,7 @@ from .chunks import read_chunk
 from .errors import FormatError, IncompleteError, UsageError
 from .metadata import ArraySpec, encode_chunk, group_json, parse_array
 from .parsing import get_object, parse_json, readable
+from .places import LocalPlace
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -82,9 +83,8 @@ def read_rows(path: Path, spec: ArraySpec, start: int, stop: int) -> np.ndarray:
     for index in range(low, high):
         key = spec.key(index, *([0] * (len(spec.dims) - 1)))
         part = out[(index - low) * step : (index - low + 1) * step]
-        read_chunk(
-            path / key, spec, None, part, f"`{spec.name}` {spec.dims[0]} {index * step} ({path / key})"
-        )
+        spot = f"`{spec.name}` {spec.dims[0]} {index * step} ({path / key})"
+        read_chunk(LocalPlace(path), key, spec, None, part, spot)
     return out[start - low * step : stop - low * step]
 
 

@@ -1,0 +1,217 @@
+"""Where a store lies: a folder of files, on this disk or behind a URL, with one interface for all of them.
+
+In: a path or a URL. Out: a Place, which opens, reads, sizes, lists and (where it can) writes files by their
+name inside the store. A name is a relative path with "/" ("blocks/000012.json"). An absent file is a
+FileNotFoundError, everything else that goes wrong an EnvironmentFault that names the file. A URL that is
+shown or kept never holds credentials. Cost: a local file is read straight into the caller's memory; a
+remote one is one request.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Protocol, cast
+
+from . import durable
+from .errors import DamageError, EnvironmentFault, FormatError, UsageError
+from .parsing import MAX_JSON_BYTES
+
+SCHEMES = ("file", "s3", "gs", "az", "hf", "http", "https")
+_URL = re.compile(r"([a-z][a-z0-9+.-]+)://")
+
+
+class OpenFile(Protocol):
+    """A file opened for one pass from its start to its end."""
+
+    @property
+    def size(self) -> int: ...
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill `view` as far as one read goes; 0 at the end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """A folder of files that can be read."""
+
+    @property
+    def url(self) -> str:
+        """The path or URL, without credentials: what messages and records show."""
+        ...
+
+    def where(self, name: str) -> str:
+        """How messages name one file."""
+        ...
+
+    def open(self, name: str) -> OpenFile:
+        """Open a file; FileNotFoundError when there is none."""
+        ...
+
+    def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
+        """The whole content; FormatError, before anything is read, when it is larger than `limit`."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, None when there is none."""
+        ...
+
+    def list(self, prefix: str = "") -> dict[str, int] | None:
+        """Names and sizes of all files whose name starts with `prefix`; None where nothing can be listed."""
+        ...
+
+
+class WritablePlace(Place, Protocol):
+    """A place that takes files. A file is there whole, or not at all."""
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        """Write a file, replacing an older one in one step."""
+        ...
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file that must not exist; False when it does. Of several callers one gets True."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is absent is fine."""
+        ...
+
+
+class _LocalFile:
+    __slots__ = ("_descriptor", "size")
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def readinto(self, view: memoryview) -> int:
+        return os.readv(self._descriptor, [view])
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class LocalPlace:
+    """A folder on this machine's disks."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"LocalPlace({str(self.path)!r})"
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def url(self) -> str:
+        return str(self.path)
+
+    def where(self, name: str) -> str:
+        return str(self.path / name)
+
+    def open(self, name: str) -> OpenFile:
+        try:
+            return _LocalFile(self.path / name)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(self.where(name)) from None
+        except OSError as error:
+            raise DamageError(f"{self.where(name)}: cannot be opened ({error.strerror})") from error
+
+    def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
+        file = self.open(name)
+        try:
+            check_limit(file.size, limit, self.where(name))
+            content = bytearray(file.size)
+            view = memoryview(content)
+            while len(view):
+                n_read = file.readinto(view)
+                if n_read == 0:
+                    raise DamageError(f"{self.where(name)}: the file ended early")
+                view = view[n_read:]
+            return bytes(content)
+        except OSError as error:
+            if isinstance(error, DamageError):
+                raise
+            raise DamageError(f"{self.where(name)}: cannot be read ({error.strerror})") from error
+        finally:
+            file.close()
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.path / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise EnvironmentFault(f"{self.where(name)}: cannot be looked at ({error.strerror})") from error
+
+    def list(self, prefix: str = "") -> dict[str, int] | None:
+        found: dict[str, int] = {}
+        folder = self.path / prefix.rpartition("/")[0]
+        for root, _, names in os.walk(folder, onerror=_refuse):
+            for name in names:
+                path = Path(root, name)
+                relative = path.relative_to(self.path).as_posix()
+                if relative.startswith(prefix):
+                    found[relative] = path.stat().st_size
+        return found
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        durable.write_file(self.path / name, content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        return durable.create_file(self.path / name, content)
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise EnvironmentFault(f"{error.filename}: cannot be listed ({error.strerror})") from error
+
+
+def check_limit(size: int, limit: int, where: str) -> None:
+    """Refuse a file before it is read."""
+    if size > limit:
+        raise FormatError(f"{where}: {size} bytes, at most {limit} are read")
+
+
+def parent_of(place: Place) -> Place:
+    """The folder around `place`: what a URL that ends in activations.zarr lies in."""
+    parent, _, _ = place.url.rstrip("/").rpartition("/")
+    return LocalPlace(place.path.parent) if isinstance(place, LocalPlace) else place_of(parent)
+
+
+def scheme_of(where: str | Path) -> str | None:
+    """The scheme of a URL; None for a path."""
+    match = None if isinstance(where, Path) else _URL.match(where)
+    return match[1] if match else None
+
+
+def place_of(where: "str | Path | Place") -> Place:
+    """The place that a path or URL names; it need not exist. A Place is itself."""
+    if not isinstance(where, (str, Path)):
+        return where
+    scheme = scheme_of(where)
+    if scheme is None:
+        return LocalPlace(where)
+    if scheme == "file":
+        from urllib.parse import unquote, urlsplit
+
+        return LocalPlace(unquote(urlsplit(str(where)).path))
+    if scheme not in SCHEMES:
+        raise UsageError(f"{scheme}:// is not a place for stores; allowed: {', '.join(SCHEMES)}, or a folder")
+    from .remote import remote_place  # needs the [share] extra
+
+    return remote_place(str(where))
+
+
+def writable_place_of(where: str | Path | Place) -> WritablePlace:
+    """As `place_of`, refused where nothing can be written."""
+    place = place_of(where)
+    if not hasattr(place, "put"):
+        raise UsageError(f"{place.url} can only be read; push to a folder, s3://, gs://, az:// or hf://")
+    return cast("WritablePlace", place)
