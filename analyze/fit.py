@@ -73,7 +73,7 @@ def fit_is_current(study_path: str | Path, stores: StorePaths, settings: FitSett
 class _Request:
     """What one call of `fit` asks for, checked: its stores are sealed, comparable and have the layers."""
 
-    paths: Mapping[str, Path]
+    paths: Mapping[str, str | Path]
     readers: Mapping[str, Reader]
     layers: Sequence[int]
     fit_on: str
@@ -94,7 +94,7 @@ class _Request:
 
 def _resolve(stores: StorePaths, settings: FitSettings) -> _Request:
     named = name_stores(stores)
-    readers = open_stores(named)
+    readers = open_stores(named, settings.allow)
     return _Request(named, readers, choose_layers(readers, settings), fit_store(readers, settings), settings)
 
 

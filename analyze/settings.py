@@ -41,6 +41,10 @@ class FitSettings(pydantic.BaseModel):
     fit_on: str | None = Field(
         default=None, description="Store the surrogates are fitted on; the first one by default."
     )
+    allow: tuple[Literal["norms", "policies", "numerics", "documents"], ...] = Field(
+        default=(),
+        description="Differences of the stores to accept, such as numerics,documents; default: none.",
+    )
     histogram_bins: int = Field(default=40, ge=4, le=1000, description="Bins of each histogram of a need.")
     examples: int = Field(
         default=10, ge=0, le=1000, description="Tokens of highest and of lowest need to show for a layer."
@@ -52,10 +56,10 @@ class FitSettings(pydantic.BaseModel):
         default="4 GiB", description="Bound of the working memory of all workers together."
     )
 
-    @pydantic.field_validator("alphas", mode="before")
+    @pydantic.field_validator("alphas", "allow", mode="before")
     @classmethod
-    def _split_alphas(cls, alphas: object) -> object:
-        return [part.strip() for part in alphas.split(",")] if isinstance(alphas, str) else alphas
+    def _split_at_commas(cls, values: object) -> object:
+        return [part.strip() for part in values.split(",")] if isinstance(values, str) else values
 
     @pydantic.field_validator("alphas")
     @classmethod
@@ -63,6 +67,11 @@ class FitSettings(pydantic.BaseModel):
         if any(not 0 < a < float("inf") for a in alphas) or list(alphas) != sorted(set(alphas)):
             raise ValueError("must be positive, finite and increasing, such as 1e-6, 1e-3, 1")
         return alphas
+
+    @pydantic.field_validator("allow")
+    @classmethod
+    def _sort_allowed(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(set(names)))
 
     @pydantic.field_validator("alpha")
     @classmethod
@@ -107,8 +116,9 @@ class FitSettings(pydantic.BaseModel):
         return parse_bytes(self.memory_limit)
 
     def results(self) -> dict[str, Any]:
-        """The fields that results depend on, as plain values."""
-        return self.model_dump(mode="json", exclude=set(_MACHINE_FIELDS))
+        """The fields that results depend on, as plain values; what was allowed, where something was."""
+        unused = set() if self.allow else {"allow"}
+        return self.model_dump(mode="json", exclude={*_MACHINE_FIELDS, *unused})
 
 
 def parse(data: Mapping[str, Any]) -> FitSettings:

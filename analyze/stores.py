@@ -1,25 +1,32 @@
 """The stores of a fit: names and paths in, open readers of one model out, checked before any work starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ..store import Reader, StoreNotFound, UsageError
+from ..store.comparable import check_comparable
+from ..store.places import scheme_of
 from ..store.settings import parse_layers
 from .settings import FitSettings
 
 SITES = ("residual", "mlp_output")
+ONE_MODEL = ("weights", "tokenizer")  # or numbers of two models would stand in one study
 
 StorePaths = Mapping[str, str | Path] | Sequence[str | Path]
 
 
-def name_stores(stores: StorePaths) -> dict[str, Path]:
-    """Store names with their paths; a plain list is named by its folders."""
+def name_stores(stores: StorePaths) -> dict[str, str | Path]:
+    """Store names with their folders or URLs; a plain list is named by the last part of each."""
     if isinstance(stores, Mapping):
-        named = {name: Path(path) for name, path in stores.items()}
+        named = dict(stores)
     else:
-        named: dict[str, Path] = {}
-        for path in map(Path, stores):
-            name = path.resolve().name
+        named: dict[str, str | Path] = {}
+        for path in stores:
+            name = (
+                Path(path).resolve().name
+                if scheme_of(path) is None
+                else str(path).rstrip("/").rpartition("/")[2]
+            )
             if name in named:
                 raise UsageError(f"two stores are called {name} ({named[name]} and {path}): give them names")
             named[name] = path
@@ -31,35 +38,18 @@ def name_stores(stores: StorePaths) -> dict[str, Path]:
     return named
 
 
-def open_stores(named: Mapping[str, Path]) -> dict[str, Reader]:
-    """Readers of sealed stores that hold the same model's activations."""
+def open_stores(named: Mapping[str, str | Path], allow: Collection[str] = ()) -> dict[str, Reader]:
+    """Readers of sealed stores that may stand in one study. `allow`: differences accepted by name."""
     readers: dict[str, Reader] = {}
     for name, path in named.items():
-        if not path.exists():
+        if scheme_of(path) is None and not Path(path).exists():
             raise StoreNotFound(f"store {name}: {path} does not exist")
         readers[name] = reader = Reader.open(path)
         for site in SITES:
             if site not in reader.attributes.storage.sites:
                 raise UsageError(f"store {name} has no `{site}`: a fit needs {' and '.join(SITES)}")
-    first, *others = readers.items()
-    for other in others:
-        _check_same_model(first, other)
+    check_comparable(readers, allow=allow, sites=SITES, never=ONE_MODEL)
     return readers
-
-
-def _check_same_model(first: tuple[str, Reader], other: tuple[str, Reader]) -> None:
-    """One set of weights and one tokenizer, or numbers of two models would stand in one study."""
-    (name, reader), (other_name, other_reader) = first, other
-    pairs = {
-        "weights": (reader.attributes.model.weights_hash, other_reader.attributes.model.weights_hash),
-        "tokenizer": (reader.attributes.tokenizer.fingerprint, other_reader.attributes.tokenizer.fingerprint),
-    }
-    for what, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise UsageError(
-                f"stores {name} and {other_name} differ in {what} ({ours[:12]} and {theirs[:12]}): "
-                "a study holds stores of one model; make one study for each"
-            )
 
 
 def fit_store(readers: Mapping[str, Reader], settings: FitSettings) -> str:

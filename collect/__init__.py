@@ -12,16 +12,33 @@ from .settings import parse as parse_settings
 
 if TYPE_CHECKING:
     from .corpora import Corpus, Document
-    from .harvesting import Harvested, collect, harvest
+    from .harvesting import collect, harvest
+    from .outcome import Harvested
+    from .repairing import Repaired, repair
+    from .stopping import stop_on_signals
 
-__all__ = ["Corpus", "Document", "HarvestSettings", "Harvested", "collect", "harvest", "parse_settings"]
+__all__ = [
+    "Corpus",
+    "Document",
+    "HarvestSettings",
+    "Harvested",
+    "Repaired",
+    "collect",
+    "harvest",
+    "parse_settings",
+    "repair",
+    "stop_on_signals",
+]
 
 _HOME = {
     "Corpus": ".corpora",
     "Document": ".corpora",
-    "Harvested": ".harvesting",
+    "Harvested": ".outcome",
     "collect": ".harvesting",
     "harvest": ".harvesting",
+    "Repaired": ".repairing",
+    "repair": ".repairing",
+    "stop_on_signals": ".stopping",
 }
 
 

@@ -27,6 +27,7 @@ from .buffers import SITES
 from .models import LoadedModel
 from .norm_parameters import NormParameters, norm_parameters
 from .preparing import Prepared
+from .rows import block_columns
 from .settings import HarvestSettings
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "zarr", "nearline")
@@ -139,3 +140,23 @@ def documents_table(prepared: Prepared) -> pa.Table:
             "n_dropped": pa.array(planned.dropped, pa.int32()),
         }
     )
+
+
+def vocabulary_of(prepared: Prepared) -> pa.Table:
+    """The ids that occur as a token or as a target, and in how many rows each is the token."""
+    plan, tokens = prepared.planned.plan, prepared.tokens
+    rows, targets = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for block in range(plan.n_blocks):
+        columns = block_columns(plan, block, tokens.ids, tokens.special_ids)
+        rows = _add_counts(rows, columns["token_id"])
+        targets = _add_counts(targets, columns["target_id"])
+    size = max(len(rows), len(targets))
+    rows, targets = (np.pad(counts, (0, size - len(counts))) for counts in (rows, targets))
+    ids = np.flatnonzero((rows > 0) | (targets > 0))
+    return tokens.vocabulary(ids, rows[ids])
+
+
+def _add_counts(counts: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    more = np.bincount(ids[ids >= 0], minlength=len(counts))
+    more[: len(counts)] += counts
+    return more

@@ -1,19 +1,21 @@
 """The loop itself: batch after batch through the model, block after block to the writer.
 
-In: a prepared harvest and an open writer. Out: every block committed, and how long the model waited for the
-writer. Per batch one forward pass, the losses, and one look at the sizes of all values seen; nothing else
-waits for the device. A block is handed over when its last row is there, and the next one fills the other
-buffer meanwhile.
+In: a prepared harvest, an open writer and the blocks to do. Out: these blocks committed, and how long the
+model waited for the writer. Per batch one forward pass, the losses, and one look at the sizes of all values
+seen; nothing else waits for the device. A block is handed over when its last row is there, and the next one
+fills the other buffer meanwhile. Whatever ends the loop early, the blocks handed over are still committed.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..store.errors import NotFinite, OutOfRange
+from ..store.errors import EnvironmentFault, NotFinite, OutOfRange
 from ..store.progress import Progress
 from ..store.writer import StoreWriter
+from . import stopping
 from .buffers import SITES, BlockBuffer, Recorder, ValueRefused, make_buffers, places_of
 from .capture import Capture
 from .forward import final_hidden, inputs_of
@@ -21,43 +23,69 @@ from .nll import NO_TARGET, token_nll
 from .pipeline import Pipeline
 from .preparing import Prepared
 from .rows import Batch, block_batches, block_columns
+from .stopping import StopNow, Watch
 
 
 class Job(NamedTuple):
     """One full block, but for the activations, which stay in its buffer."""
 
     number: int
+    began_s: float
     columns: dict[str, np.ndarray]
     statistics: dict[str, dict[str, list[float] | list[int]]]
 
 
-def run_blocks(prepared: Prepared, writer: StoreWriter, *, mask_nonfinite: bool, progress: Progress) -> float:
-    """Harvest and commit every block of the plan that `writer` has not committed. Returns the seconds that
-    the model's thread stood still: for a free buffer, and at the end for the last commit."""
-    plan, device = prepared.planned.plan, prepared.anatomy.device
+def run_blocks(
+    prepared: Prepared,
+    writer: StoreWriter,
+    *,
+    mask_nonfinite: bool,
+    progress: Progress,
+    blocks: Sequence[int] | None = None,
+    watch: Watch | None = None,
+) -> float:
+    """Harvest and commit `blocks` (default: every block of the plan that `writer` has not committed). Returns
+    the seconds that the model's thread stood still: for a free buffer, and at the end for the last commit."""
+    plan, device, watch = prepared.planned.plan, prepared.anatomy.device, watch or Watch()
+    if blocks is None:
+        blocks = sorted(set(range(plan.n_blocks)) - writer.committed)
+    if not blocks:
+        return 0.0
+    n_rows, done = int(plan.block_rows[list(blocks)].sum()), 0
     recorder = Recorder(prepared.shape, device, mask_nonfinite)
 
     def write(buffer: BlockBuffer, job: Job) -> None:
         writer.commit(job.number, job.columns, buffer.stored(len(job.columns["token_id"])), job.statistics)
+        watch.block_took(stopping.now() - job.began_s)
 
     pipeline = Pipeline(write, make_buffers(prepared.shape, device))
     capture = Capture(prepared.anatomy, recorder, sites=SITES, layers=prepared.shape.layers)
     place = [0, 0]  # block and its first row, for the error below
     try:
-        with pipeline, capture:
-            for number in sorted(set(range(plan.n_blocks)) - writer.committed):
+        with watch.request.deferring(), pipeline, capture:
+            for number in blocks:
                 place = [number, plan.block_range(number)[0]]
-                buffer = pipeline.borrow()
+                watch.before_block()
+                buffer, began_s = pipeline.borrow(), stopping.now()
                 recorder.start_block(buffer)
                 columns = block_columns(plan, number, prepared.tokens.ids, prepared.tokens.special_ids)
                 columns["nll"] = np.full(len(columns["token_id"]), np.nan, np.float32)
                 for batch in block_batches(plan, number, columns["token_id"]):
                     pipeline.check()
+                    watch.before_batch()
                     harvest_batch(prepared, recorder, capture, batch, columns)
-                    progress("collect", place[1] + batch.row1, plan.n_tokens, "tokens")
-                pipeline.submit(buffer, Job(number, columns, recorder.statistics()))
+                    progress("collect", done + batch.row1, n_rows, "tokens")
+                pipeline.submit(buffer, Job(number, began_s, columns, recorder.statistics()))
+                watch.block_took(stopping.now() - began_s)
+                done += len(columns["token_id"])
+        watch.after_blocks()
     except ValueRefused as refused:
         raise _explained(refused, prepared, place, len(writer.committed)) from None
+    except StopNow as stop:
+        raise stop.explained(len(writer.committed), plan.n_blocks) from None
+    except EnvironmentFault as fault:
+        safe = f"{len(writer.committed)} of {plan.n_blocks} blocks are committed"
+        raise EnvironmentFault(f"{fault}. {safe}; once that is done, {stopping.CONTINUES}") from fault
     return pipeline.waited_s
 
 

@@ -110,7 +110,7 @@ def build_plan(
     total = tokens - left
     _require_all_splits(block_split, total, block, ended_by, cutting)
     plan = _assemble(blocks, block_split, total, block, cutting, tuple(float(share) for share in fractions))
-    rows, stored = _per_document(plan, len(lengths))
+    rows, stored = per_document(plan, len(lengths))
     dropped = np.asarray(lengths, np.int64) - stored
     return Planned(plan, rows.astype(np.int32), dropped.astype(np.int32), _shortage(total, tokens, ended_by))
 
@@ -165,7 +165,8 @@ def _assemble(
     )
 
 
-def _per_document(plan: Plan, n_documents: int) -> tuple[np.ndarray, np.ndarray]:
+def per_document(plan: Plan, n_documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each document the rows in the plan, and its tokens in the plan (rows without BOS)."""
     rows = np.bincount(plan.document, weights=plan.length, minlength=n_documents).astype(np.int64)
     bos = np.bincount(plan.document, weights=plan.bos, minlength=n_documents).astype(np.int64)
     return rows, rows - bos

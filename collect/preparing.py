@@ -5,6 +5,7 @@ stands in the way, in one sentence. Cost: tokenising and near-duplicate search; 
 written.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import numpy as np
 import torch
 from jaxtyping import Int32
 
-from ..store.durable import check_space
-from ..store.errors import EnvironmentFault, UsageError
-from ..store.layout import BLOCK_BUFFERS, CHUNK_LIMIT_BYTES, block_bytes, choose_block, store_bytes
+from ..store.errors import UsageError
+from ..store.folder import committed_blocks
+from ..store.layout import BLOCK_BUFFERS, CHUNK_LIMIT_BYTES, block_bytes, choose_block
 from .anatomy import Anatomy
 from .buffers import LAYER_SITES, Shape
 from .corpora import Corpus
+from .needs import Needs, check_needs, needs_of
 from .planning import Planned, assign_splits, build_plan, reachable_tokens
 from .settings import HarvestSettings
 from .tokenise import TokenisedCorpus
@@ -27,7 +29,6 @@ DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 STORAGE_OF_COMPUTE = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float16"}
 DEFAULT_MEMORY_LIMIT_BYTES = 4 * 2**30
-UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where the system does not say how much is available
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +45,19 @@ class Prepared:
     shape: Shape
 
     @property
+    def needs(self) -> Needs:
+        """Memory, disk space and files."""
+        return needs_of(self.anatomy, self.shape, self.planned.plan)
+
+    @property
     def store_bytes(self) -> int:
         """Bytes of all chunks, before any compressor."""
-        shape = self.shape
-        sizes = (shape.d_model, len(shape.layers), len(LAYER_SITES), shape.itemsize)
-        return store_bytes(self.planned.plan.n_tokens, shape.block, *sizes)
+        return self.needs.store_bytes
+
+    def missing_bytes(self, committed: Collection[int]) -> int:
+        """Of those, the bytes that are not written yet."""
+        n_blocks = self.planned.plan.n_blocks
+        return self.store_bytes * len(set(range(n_blocks)) - set(committed)) // n_blocks
 
 
 def prepare(
@@ -67,7 +76,7 @@ def prepare(
     planned = build_plan(lengths, splits, hashes, tokens=settings.tokens, block=block, cutting=cutting)
     shape = Shape(tuple(layers), anatomy.d_model, block, storage_dtype)
     prepared = Prepared(anatomy, corpus, tokens, hashes, groups, splits, planned, shape)
-    check_space(path, prepared.store_bytes)
+    check_needs(prepared.needs, path, prepared.missing_bytes(committed_blocks(path)))
     return prepared
 
 
@@ -95,9 +104,7 @@ def _block(n_tokens: int, row: Shape, settings: HarvestSettings) -> int:
     sizes = (row.d_model, len(row.layers), len(LAYER_SITES), row.itemsize)
     if settings.block is None:
         # A block below the shortest window would be one cut after another.
-        block = max(choose_block(max(n_tokens, 1), *sizes, limit), settings.min_length)
-        _require_memory(BLOCK_BUFFERS * block_bytes(block, *sizes))
-        return block
+        return max(choose_block(max(n_tokens, 1), *sizes, limit), settings.min_length)
     chunk_rows = CHUNK_LIMIT_BYTES // (row.d_model * row.itemsize)
     if settings.block > chunk_rows:
         raise UsageError(
@@ -111,35 +118,4 @@ def _block(n_tokens: int, row: Shape, settings: HarvestSettings) -> int:
             f"{limit / 2**20:,.1f} MiB. Use block={max(limit // row_bytes, 1):,} or less, fewer layers, or "
             "raise memory_limit."
         )
-    _require_memory(need)
     return settings.block
-
-
-def _require_memory(need_bytes: int) -> None:
-    available = available_memory_bytes()
-    if need_bytes > available:
-        raise EnvironmentFault(
-            f"block buffers need {need_bytes / 2**20:,.1f} MiB, this machine has "
-            f"{available / 2**20:,.1f} MiB available. "
-            "Set a lower memory_limit, a smaller block, or fewer layers."
-        )
-
-
-def available_memory_bytes() -> int:
-    """What this process may still take: the system's word and its control group's, whichever is less."""
-    found = [*_meminfo(Path("/proc/meminfo")), *_control_group(Path("/sys/fs/cgroup"))]
-    return min(found, default=UNKNOWN_MEMORY_BYTES)
-
-
-def _meminfo(path: Path) -> list[int]:
-    if not path.is_file():
-        return []
-    lines = (line.split() for line in path.read_text().splitlines())
-    return [int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"]
-
-
-def _control_group(folder: Path) -> list[int]:
-    limit, used = folder / "memory.max", folder / "memory.current"
-    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
-        return []
-    return [max(int(limit.read_text()) - int(used.read_text()), 0)]

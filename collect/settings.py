@@ -14,6 +14,7 @@ from pydantic import Field
 
 from ..store.errors import UsageError
 from ..store.settings import parse_bytes, parse_layers, parse_settings
+from .stopping import parse_duration
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -81,6 +82,16 @@ class HarvestSettings(pydantic.BaseModel):
         default="stop",
         description="A NaN or infinity stops the run, or its row is stored with valid = false.",
     )
+    max_time: str | None = Field(
+        default=None,
+        description="Stop cleanly before this much time has passed, such as 7h30m; default: no limit.",
+    )
+    rank: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Which of world_size processes this is, from 0; default: torchrun's, or 0."
+    )
+    world_size: Count | None = Field(
+        default=None, description="How many processes share the blocks; default: torchrun's, or 1."
+    )
 
     @pydantic.field_validator("layers", mode="before")
     @classmethod
@@ -101,6 +112,18 @@ class HarvestSettings(pydantic.BaseModel):
         if value is not None:
             parse_bytes(value)
         return value
+
+    @pydantic.field_validator("max_time")
+    @classmethod
+    def _max_time_is_a_duration(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_duration(value)
+        return value
+
+    @property
+    def max_time_s(self) -> float | None:
+        """The time limit in seconds."""
+        return None if self.max_time is None else parse_duration(self.max_time)
 
     @property
     def memory_limit_bytes(self) -> int | None:

@@ -4,9 +4,10 @@ In: the table `harvest`. Out: HTML. The proof's fields are named in plain words;
 not know is shown under its own name. Cost: ~10 ms.
 """
 
-import json
 from collections.abc import Callable, Mapping
 
+from ..store import FormatError
+from ..store.parsing import parse_json
 from . import findings, text
 from .results import Results
 from .tables import Column, Row, house, value
@@ -28,8 +29,8 @@ PROOF = {
 def proof(found: object) -> str:
     """The errors of the start-up proof in words, one a line, each with what was tolerated."""
     try:
-        fields = json.loads(found) if isinstance(found, str) else found
-    except json.JSONDecodeError:
+        fields = parse_json(found.encode(errors="replace"), "proof") if isinstance(found, str) else found
+    except FormatError:
         return text.name(str(found))
     if not isinstance(fields, dict):
         return text.NONE

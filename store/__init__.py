@@ -1,5 +1,5 @@
-"""The ground floor: formats of stores and studies on disk; reading, writing, sealing. No torch, no
-statistics.
+"""The ground floor: formats of stores and studies on disk; reading, writing, sealing, verifying, moving. No
+torch, no statistics.
 """
 
 from .attributes import Attributes as Attributes
@@ -11,6 +11,9 @@ from .attributes import PlanFacts as PlanFacts
 from .attributes import StorageFacts as StorageFacts
 from .attributes import TokenizerFacts as TokenizerFacts
 from .attributes import parse_attributes as parse_attributes
+from .carrying import Moved as Moved
+from .comparable import check_comparable as check_comparable
+from .comparable import open_together as open_together
 from .dtypes import LAYER_SITES as LAYER_SITES
 from .dtypes import SITES as SITES
 from .dtypes import STORAGE_DTYPES as STORAGE_DTYPES
@@ -44,4 +47,9 @@ from .progress import silent as silent
 from .reader import Reader as Reader
 from .sealing import seal as seal
 from .study import Study as Study
+from .transfer import pull as pull
+from .transfer import push as push
+from .verify import Problem as Problem
+from .verify import Verified as Verified
+from .verify import verify as verify
 from .writer import StoreWriter as StoreWriter

@@ -12,7 +12,18 @@ from typing import Any, cast, get_args
 
 from .dtypes import SITES, STORAGE_DTYPES
 from .errors import FormatError
-from .parsing import get_bool, get_int, get_list, get_number, get_object, get_str
+from .parsing import (
+    INT32_MAX,
+    INT64_MAX,
+    check_plain,
+    get_bool,
+    get_int,
+    get_ints,
+    get_list,
+    get_number,
+    get_object,
+    get_str,
+)
 from .plan import Plan
 
 SCHEMA = 1
@@ -20,6 +31,9 @@ NORM_KINDS = ("layernorm", "rmsnorm", "none")
 BOS_POLICIES = ("auto", "always", "never")
 COMPRESSORS = (None, "zstd")
 LINEAGE_KINDS = ("shortened", "repaired", "selection")
+MAX_ENTRIES = 2**17  # of any list
+_MOST = {"n_layers": 4096, "d_model": 2**18, "torch_threads": 2**16}  # far beyond any model or machine
+_MOST |= dict.fromkeys(("vocab_size", "bos_id", "n_documents", "n_groups", "block"), INT32_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +146,9 @@ def parse_attributes(data: object, where: str = "attributes") -> Attributes:
     """Checked Attributes from untrusted JSON."""
     names = [field.name for field in dataclasses.fields(Attributes)]
     found = get_object(data, where, keys=("nearline", *names))
-    schema = get_int(get_object(found["nearline"], f"{where}.nearline"), "schema", f"{where}.nearline")
+    head = get_object(found["nearline"], f"{where}.nearline")
+    schema = get_int(head, "schema", f"{where}.nearline")
+    get_object(head, f"{where}.nearline", keys=("schema",))
     if schema != SCHEMA:
         raise FormatError(
             f"{where}: schema {schema} is not known to this version, which reads schema {SCHEMA}"
@@ -149,7 +165,8 @@ def parse_attributes(data: object, where: str = "attributes") -> Attributes:
 
 
 def _lineage(found: dict[str, Any], where: str) -> tuple[dict[str, Any], ...]:
-    entries = get_list(found, "lineage", where, dict)
+    entries = get_list(found, "lineage", where, dict, MAX_ENTRIES)
+    check_plain(entries, f"{where}.lineage")
     for index, entry in enumerate(entries):
         get_str(entry, "kind", f"{where}.lineage[{index}]", LINEAGE_KINDS)
     return tuple(entries)
@@ -164,10 +181,12 @@ def check_consistent(attributes: Attributes, where: str = "attributes") -> None:
     _check_among(f"{where}.plan: `bos`", [attributes.plan.bos], BOS_POLICIES)
     _check_among(f"{where}.norm: `kinds`", attributes.norm.kinds, NORM_KINDS)
     _check_among(f"{where}.norm: `post_kinds`", attributes.norm.post_kinds, NORM_KINDS)
+    if not storage.sites or len(set(storage.sites)) < len(storage.sites):
+        raise FormatError(f"{where}.storage: `sites` must name different sites, at least one")
     layers = list(storage.layers)
     if layers != sorted(set(layers)) or not layers or layers[0] < 0 or layers[-1] >= n_layers:
         raise FormatError(
-            f"{where}.storage: `layers` must be increasing numbers in 0..{n_layers - 1}: {layers}"
+            f"{where}.storage: `layers` must be increasing numbers in 0..{n_layers - 1}: {layers[:20]}"
         )
     if attributes.model.d_model < 1:
         raise FormatError(f"{where}.model: `d_model` must be at least 1, found {attributes.model.d_model}")
@@ -182,13 +201,14 @@ def check_consistent(attributes: Attributes, where: str = "attributes") -> None:
 def _check_among(where: str, values: Sequence[str | None], allowed: Sequence[str | None]) -> None:
     for value in values:
         if value not in allowed:
-            raise FormatError(f"{where} holds {value!r}; allowed: {', '.join(map(str, allowed))}")
+            raise FormatError(f"{where} holds {str(value)[:80]!r}; allowed: {', '.join(map(str, allowed))}")
 
 
 def _section(kind: Any, data: object, where: str) -> Any:
     """One section: a dataclass with exactly its fields, or a flat object of numbers, strings or anything."""
     if not dataclasses.is_dataclass(kind):
         found = get_object(data, where)
+        check_plain(found, where)
         for key in found:
             if kind == dict[str, float]:
                 get_number(found, key, where)
@@ -207,13 +227,21 @@ def _value(kind: Any, data: dict[str, Any], key: str, where: str) -> Any:
     if kind in (int, int | None):
         if data[key] is None and kind is not int:
             return None
-        return get_int(data, key, where)
+        return get_int(data, key, where, high=_MOST.get(key, INT64_MAX))
     if kind in (str, str | None):
-        return None if data[key] is None and kind is not str else get_str(data, key, where)
-    item = cast("type", get_args(kind)[0])  # tuple[item, ...]
-    if item is float:
-        return tuple(float(value) for value in get_list(data, key, where, (int, float)))
-    return tuple(get_list(data, key, where, item))
+        if data[key] is None and kind is not str:
+            return None
+        return get_str(data, key, where, lines=key == "sentence")
+    return tuple(_items(cast("type", get_args(kind)[0]), data, key, where))
+
+
+def _items(item: type, data: dict[str, Any], key: str, where: str) -> list[Any]:
+    """The values of a list."""
+    if item is int:
+        return get_ints(data, key, where, high=INT32_MAX, most=MAX_ENTRIES)
+    values = get_list(data, key, where, (int, float) if item is float else item, MAX_ENTRIES)
+    check_plain(values, f"{where}.{key}")
+    return list(map(float, values)) if item is float else values
 
 
 def _plain(value: Any) -> Any:

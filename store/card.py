@@ -2,11 +2,15 @@
 
 In: the attributes, the plan, the bytes. Out: Markdown with a Hugging Face front matter: what it is, how to
 open it with and without nearline, the two-line decode of bfloat16 bits, sizes, licence fields to fill in.
+Stored strings stand in it as code, so that none can change the page.
 Its code blocks run in the folder of the store.
 """
 
+import json
+
 from .attributes import Attributes
 from .dtypes import array_name
+from .names import printable
 from .plan import SPLITS, Plan
 
 _FRONT = """---
@@ -27,7 +31,7 @@ size_categories:
 _BODY = """
 # {title}
 
-MLP inputs and outputs of **{model}** ({model_type}, {n_layers} layers, d = {d_model}) on **{corpus}**:
+MLP inputs and outputs of {model} ({model_type}, {n_layers} layers, d = {d_model}) on {corpus}:
 {n_tokens:,} token rows of {n_documents:,} documents ({n_groups:,} groups of near-duplicates), layers
 {layers}, stored as {dtype}, {size_text}. Made by nearline {version}.
 
@@ -110,32 +114,32 @@ def card(title: str, attributes: Attributes, plan: Plan, chunk_bytes: int) -> st
     )
     site = next((name for name in storage.sites if name != "embedding"), storage.sites[0])
     array = array_name(site, storage.dtype)
-    return _FRONT.format(title=_plain(title), size=_size_category(plan.n_tokens)) + _BODY.format(
+    return _FRONT.format(title=json.dumps(_plain(title)), size=_size_category(plan.n_tokens)) + _BODY.format(
         title=_plain(title),
-        model=_plain(model.name),
-        model_type=_plain(model.model_type),
+        model=_code(model.name),
+        model_type=_code(model.model_type),
         n_layers=model.n_layers,
         d_model=model.d_model,
-        corpus=_plain(corpus.spec),
+        corpus=_code(corpus.spec),
         n_tokens=plan.n_tokens,
         n_documents=corpus.n_documents,
         n_groups=corpus.n_groups,
         layers=_layers(storage.layers),
         dtype=storage.dtype,
         size_text=_size_text(chunk_bytes),
-        version=_plain(attributes.versions.get("nearline", "unknown")),
+        version=_code(attributes.versions.get("nearline", "unknown")),
         arrays=_arrays(attributes),
         rows=_rows(plan),
         decode=_DECODE.format(array=array) if storage.dtype == "bfloat16" else "",
         site=site,
         layer=storage.layers[0],
-        revision=_plain(model.revision or "none"),
-        weights=_plain(model.weights_hash),
-        content=_plain(corpus.content_hash),
-        fingerprint=_plain(attributes.tokenizer.fingerprint),
-        compute=compute.dtype,
-        attention=_plain(compute.attention),
-        device=_plain(compute.device_type),
+        revision=_code(model.revision or "none"),
+        weights=_code(model.weights_hash),
+        content=_code(corpus.content_hash),
+        fingerprint=_code(attributes.tokenizer.fingerprint),
+        compute=_code(compute.dtype),
+        attention=_code(compute.attention),
+        device=_code(compute.device_type),
     )
 
 
@@ -183,5 +187,11 @@ def _size_category(n_tokens: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """A stored string that cannot change the structure of the page."""
-    return "".join(c if c.isprintable() and c not in "|`<>*[]{}\\" else " " for c in text)
+    """A name as ordinary words: nothing in it that Markdown or YAML would read as more."""
+    return " ".join("".join(c if c.isalnum() or c in "-_.,()+=@" else " " for c in text).split())
+
+
+def _code(text: str) -> str:
+    """A stored string as code: one line, shown as it is, no link and no markup; safe in a table too."""
+    plain = "".join(" " if c in "`|" else c for c in printable(text)).strip()
+    return f"`{plain or '?'}`"

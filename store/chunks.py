@@ -12,8 +12,8 @@ import google_crc32c
 import numpy as np
 
 from .errors import DamageError, MissingChunk, NearlineError
-from .metadata import ArraySpec, decompress
-from .places import OpenFile, Place
+from .metadata import ArraySpec, decompress, largest_object
+from .places import OpenFile, Place, refused
 from .records import ChunkRecord
 
 PIECE_BYTES = 2**19  # read and checksummed together: stays in a core's cache
@@ -41,9 +41,11 @@ def read_chunk(
             f"{spot}: the chunk object is missing; fetch it or collect its block again"
         ) from None
     try:
-        expected = record.size if record else (spec.chunk_bytes + 4 if compressor is None else file.size)
-        if file.size != expected or file.size < 4:
+        expected = spec.chunk_bytes + 4 if compressor is None else (record.size if record else file.size)
+        if file.size != expected or not 4 <= file.size <= largest_object(spec):
             raise DamageError(f"{spot}: the chunk object has {file.size} bytes, {expected} expected")
+        if record and record.size != expected:
+            raise DamageError(f"{spot}: {expected} bytes, the block record says {record.size}")
         flat = out.reshape(-1).view(np.uint8)
         if compressor is None:
             trailer = _read_plain(file, spec, flat, spot)
@@ -91,7 +93,7 @@ def _read_exactly(file: OpenFile, target: np.ndarray, spot: str, crc: int = 0) -
             except OSError as error:
                 if isinstance(error, NearlineError):
                     raise
-                raise DamageError(f"{spot}: cannot be read ({error.strerror})") from error
+                raise refused(spot, "read", error) from error
             if n_read == 0:
                 raise DamageError(f"{spot}: the chunk object ended early")
             view = view[n_read:]

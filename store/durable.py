@@ -15,24 +15,27 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import points
+from .disk import (
+    fault,
+    lock,
+    make_folders,
+    sync_file,
+    sync_folder,
+    synced_folder,
+    together,
+    write_all,
+)
 from .errors import EnvironmentFault, UsageError
-
-try:
-    import fcntl
-except ImportError:  # Windows: leftovers stay
-    fcntl = None
 
 Buffer = Any  # bytes, memoryview or a C-contiguous numpy array
 Files = Iterable[tuple[Path, Sequence[Buffer]]]
 PARTIAL = ".partial"
-SYNC_THREADS = 16  # they only wait for the disk
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -57,12 +60,12 @@ def write_files(files: Files, within: Path | None = None) -> None:
     """
     with _staged(files, within) as (pending, folders):
         for count, (_, temporary, path) in enumerate(pending):
-            with _fault(path, "rename"):
-                os.replace(temporary, path)
+            with fault(path, "rename"):
+                temporary.replace(path)
             if count == 0:
                 points.reached("durable.half_renamed")
         points.reached("durable.renamed")
-        _together(_sync_folder, [(folder,) for folder in folders])
+        together(synced_folder, [(folder,) for folder in folders])
     points.reached("durable.folders_synced")
 
 
@@ -85,21 +88,20 @@ def create_files(files: Files, within: Path | None = None) -> list[bool]:
     with _staged(wanted, within, old) as (pending, folders):
         created: dict[Path, bool] = {}
         for item in pending:
-            with _fault(item.path, "create"):
+            with fault(item.path, "create"):
                 created[item.path] = _appear(item)
+                item.temporary.unlink(missing_ok=True)  # before the sync, so that the disk forgets it too
             points.reached("durable.created")
-        _together(_sync_folder, [(folder,) for folder in folders])
+        together(synced_folder, [(folder,) for folder in folders])
     points.reached("durable.folders_synced")
     return [created.get(path, False) for path, _ in files]
 
 
 def sweep(folder: Path) -> int:
     """Remove temporaries in this folder that no living process writes; how many there were."""
-    if fcntl is None:
-        return 0
     count = 0
-    with _fault(folder, "clean up"), suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
+    with fault(folder, "clean up"), suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
             if entry.name.endswith(PARTIAL) and entry.is_file(follow_symlinks=False):
                 count += _sweep_file(Path(entry.path))
     return count
@@ -111,22 +113,12 @@ def _sweep_file(path: Path) -> int:
     except OSError:
         return 0  # it got its name meanwhile, or it is not ours
     try:
-        if not _lock(descriptor):
+        if not lock(descriptor):
             return 0
         path.unlink(missing_ok=True)
         return 1
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock an open temporary; False where somebody else holds it, or where nothing can be locked."""
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return fcntl is not None
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -138,13 +130,13 @@ def _staged(
     folders: dict[Path, None] = {}
     try:
         for path, buffers in files:
-            with _fault(path, "write"):
-                folders |= dict.fromkeys(_make_folders(path.parent))
+            with fault(path, "write"):
+                folders |= dict.fromkeys(make_folders(path.parent))
                 pending.append(_temporary(path))
                 for buffer in buffers:
-                    _write_all(pending[-1].descriptor, buffer)
+                    write_all(pending[-1].descriptor, buffer)
         points.reached("durable.written")
-        _together(_sync_file, [(descriptor, path) for descriptor, _, path in pending])
+        together(sync_file, [(descriptor, path) for descriptor, _, path in pending])
         points.reached("durable.synced")
         for path in (*(path for _, _, path in pending), *old):
             folders |= dict.fromkeys(_folders_of(path, within))
@@ -161,9 +153,11 @@ def _temporary(path: Path) -> Pending:
     while True:
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}{PARTIAL}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        if not _lock(descriptor) or os.fstat(descriptor).st_nlink:
+        mine = lock(descriptor)
+        if mine is None or (mine and os.fstat(descriptor).st_nlink):
             return Pending(descriptor, temporary, path)
-        os.close(descriptor)  # swept between the two calls
+        temporary.unlink(missing_ok=True)  # somebody sweeps between the two calls
+        os.close(descriptor)
 
 
 def _appear(item: Pending) -> bool:
@@ -173,7 +167,7 @@ def _appear(item: Pending) -> bool:
         return True
     except FileExistsError:
         # A network file system may have made the link, lost the reply and asked again.
-        return os.path.samestat(os.fstat(item.descriptor), os.stat(item.path))
+        return os.path.samestat(os.fstat(item.descriptor), item.path.stat())
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
@@ -181,7 +175,7 @@ def _appear(item: Pending) -> bool:
         os.close(os.open(item.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     except FileExistsError:
         return False
-    os.replace(item.temporary, item.path)
+    item.temporary.replace(item.path)
     return True
 
 
@@ -194,21 +188,9 @@ def _folders_of(path: Path, within: Path | None) -> list[Path]:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, durably; one that exists is fine."""
-    with _fault(path, "create"):
-        for folder in _make_folders(path):
+    with fault(path, "create"):
+        for folder in make_folders(path):
             sync_folder(folder)
-
-
-def create_folder(path: Path) -> None:
-    """Create a folder that must not exist: of several processes exactly one succeeds."""
-    with _fault(path, "create"):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            raise UsageError(
-                f"{path} exists: another run is writing here, or wrote here; choose a new folder"
-            ) from None
-        sync_folder(path.parent)
 
 
 def claim_folder(path: Path) -> Path:
@@ -217,21 +199,26 @@ def claim_folder(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; name a new or an empty folder")
     make_folder(path)
-    with _fault(path, "use"):
+    with fault(path, "use"):
         found = sorted(entry.name for entry in os.scandir(path))
     if found:
         shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         raise UsageError(f"{path} is not empty (it holds {shown}); name a new or an empty folder")
-    with _fault(path, "write to"):
+    check_writable(path)
+    return path
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a folder that takes no files."""
+    with fault(path, "write to"):
         probe = path / f"probe.{secrets.token_hex(6)}{PARTIAL}"
         probe.touch()
         probe.unlink()
-    return path
 
 
 def check_space(path: Path, need_bytes: int) -> None:
     """Refuse before the first byte when the disk cannot hold what is planned."""
-    with _fault(path, "inspect"):
+    with fault(path, "inspect"):
         free = shutil.disk_usage(path).free
     if free < need_bytes:
         raise EnvironmentFault(
@@ -242,77 +229,21 @@ def check_space(path: Path, need_bytes: int) -> None:
 
 def replace_folder(source: Path, target: Path) -> None:
     """Put a finished folder in the place of an older one; in between there is none, never a mixture."""
-    with _fault(target, "replace"):
+    with fault(target, "replace"):
         if target.exists():
             shutil.rmtree(target)
         source.replace(target)
         sync_folder(target.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """Make the entries of a folder durable."""
-    if os.name == "nt":
-        return  # Windows cannot open folders; its renames are durable with the file's own flush
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def remove_file(path: Path) -> None:
+    """Remove a file, durably; one that is absent is fine."""
+    unlink_file(path)
+    if path.parent.is_dir():
+        synced_folder(path.parent)
 
 
-def _sync_file(descriptor: int, path: Path) -> None:
-    with _fault(path, "sync"):
-        os.fsync(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    with _fault(path, "sync"):
-        sync_folder(path)
-
-
-def _together(work: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
-    """Run the calls on threads and wait for all of them; the first error is raised."""
-    if len(calls) < 2:
-        for call in calls:
-            work(*call)
-        return
-    with ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="nearline-sync") as pool:
-        for done in [pool.submit(work, *call) for call in calls]:
-            done.result()
-
-
-def _make_folders(path: Path) -> list[Path]:
-    """Create missing folders; returns the folders whose entries changed."""
-    missing: list[Path] = []
-    folder = path
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for new in reversed(missing):
-        new.mkdir(exist_ok=True)
-    return [new.parent for new in missing]
-
-
-def _write_all(descriptor: int, buffer: Buffer) -> None:
-    view = memoryview(buffer).cast("B")
-    while len(view):
-        view = view[os.write(descriptor, view) :]
-
-
-@contextmanager
-def _fault(path: Path, action: str) -> Generator[None]:
-    """Turn the system's refusals into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, EnvironmentFault):
-            raise
-        reasons = {
-            errno.ENOSPC: "no space is left on the disk; free some and run again",
-            errno.EDQUOT: "your disk quota is used up; free some space and run again",
-            errno.EACCES: "permission is denied; choose a folder you may write to",
-            errno.EPERM: "the operation is not permitted; choose a folder you may write to",
-            errno.EROFS: "the file system is read-only; choose another folder",
-        }
-        reason = reasons.get(error.errno or 0, error.strerror or str(error))
-        raise EnvironmentFault(f"cannot {action} {path}: {reason}") from error
+def unlink_file(path: Path) -> None:
+    """Remove a file; one that is absent is fine. The caller syncs its folder."""
+    with fault(path, "remove"):
+        path.unlink(missing_ok=True)

@@ -4,16 +4,19 @@ In: a place (a folder, a URL). Out: checked values of each small file. Used by t
 `verify` and by what moves stores; reads no chunk. Cost: one read per file.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from .attributes import Attributes, parse_attributes
+from blake3 import blake3
+
+from .attributes import Attributes, PlanFacts, parse_attributes
 from .dtypes import array_name
 from .errors import DamageError, FormatError, IncompleteError, StoreNotFound
-from .layout import AFFINE, block_arrays
-from .manifest import MANIFEST, SEALED, Manifest
-from .metadata import ArraySpec, parse_array
-from .parsing import get_object, parse_json
+from .layout import AFFINE, block_arrays, whole_form
+from .manifest import MANIFEST, PULLING, PUSHING, SEALED, Manifest
+from .metadata import MAX_CHUNK_BYTES, ArraySpec, group_json, largest_object, parse_array
+from .parsing import MAX_JSON_BYTES, get_object, parse_json, readable
 from .places import LocalPlace, Place, parent_of, place_of
 from .plan import Plan
 from .records import FOLDER, BlockRecord, parse_record, record_name
@@ -24,6 +27,7 @@ DOCUMENTS = "documents.parquet"
 VOCABULARY = "vocabulary.parquet"
 CARD = "README.md"
 RUNS = "runs"
+SIGNS = (SEALED, MANIFEST, PLAN, f"{GROUP}/zarr.json", PUSHING, PULLING)  # of a store, whole or not
 WHOLE_ARRAYS = ("layer", *AFFINE, "position_embedding")
 
 
@@ -35,7 +39,7 @@ def store_place(where: Where) -> Place:
     place = place_of(where)
     if isinstance(place, LocalPlace):
         return LocalPlace(store_folder(place.path))
-    if any(place.size(name) is not None for name in (SEALED, MANIFEST, PLAN, f"{GROUP}/zarr.json")):
+    if any(place.size(name) is not None for name in SIGNS):
         return place
     if place.url.rstrip("/").endswith(f"/{GROUP}"):
         return store_place(parent_of(place))
@@ -51,7 +55,7 @@ def store_folder(path: str | Path) -> Path:
         raise StoreNotFound(
             f"{folder} does not exist; `nearline collect MODEL CORPUS {folder.name}` makes a store"
         )
-    if not (folder / PLAN).exists() and not (folder / GROUP).exists():
+    if not any((folder / name).exists() for name in (*SIGNS, GROUP)):
         raise StoreNotFound(f"{folder} is not a nearline store: it holds neither {PLAN} nor {GROUP}")
     return folder
 
@@ -74,17 +78,45 @@ def parse_group(content: bytes, where: str) -> Attributes:
     group = get_object(parse_json(content, where), where)
     if group.get("node_type") != "group" or group.get("zarr_format") != 3:
         raise FormatError(f"{where}: not the metadata of a Zarr v3 group")
+    optional = {"consolidated_metadata"} & set(group)
+    get_object(group, where, keys=("attributes", "node_type", "zarr_format", *optional))
     return parse_attributes(group.get("attributes"), where)
 
 
 def parse_plan(content: bytes, attributes: Attributes, where: str) -> Plan:
-    """The plan, refused when it is not the one that the attributes name."""
-    plan = Plan.parse(parse_json(content, where), where)
-    if plan.digest != attributes.plan.digest:
+    """The plan, refused when it is not the one that the attributes name, and before it is parsed at that."""
+    if (digest := blake3(content).hexdigest()) != attributes.plan.digest:
         raise DamageError(
-            f"{where}: the plan has digest {plan.digest}, the attributes say {attributes.plan.digest}"
+            f"{where}: the file has digest {digest}, the attributes say {attributes.plan.digest}"
         )
+    plan = Plan.parse(parse_json(content, where, MAX_JSON_BYTES), where)
+    facts = PlanFacts.of(plan, attributes.plan.bos)
+    for field in dataclasses.fields(PlanFacts):
+        if getattr(facts, field.name) != getattr(attributes.plan, field.name):
+            raise DamageError(f"{where}: its `{field.name}` is not the one that the attributes state")
+    for spec in specs_of(attributes, plan).values():
+        if spec.chunk_bytes > MAX_CHUNK_BYTES:
+            raise FormatError(
+                f"{where}: `block` {plan.block} makes chunks of {spec.chunk_bytes} bytes for `{spec.name}`, "
+                f"at most {MAX_CHUNK_BYTES} are read"
+            )
     return plan
+
+
+def check_group(content: bytes, attributes: Attributes, plan: Plan, where: str) -> None:
+    """The root group's zarr.json holds the attributes and, once consolidated, the metadata of exactly the
+    arrays that attributes and plan give: what xarray reads of a store is what we read."""
+    storage, metadata = attributes.storage, None
+    inline = get_object(parse_json(content, where), where).get("consolidated_metadata")
+    if inline is not None:
+        given = get_object(get_object(inline, where).get("metadata"), where)
+        specs = [*specs_of(attributes, plan).values()]
+        for name in set(given) & set(WHOLE_ARRAYS):
+            found = parse_array(given[name], name, f"{where}: {name}", (storage.compressor,))
+            specs.append(whole_form(name, storage.layers, attributes.model.d_model, found.shape[0]))
+        metadata = {spec.name: spec.to_metadata(storage.compressor) for spec in specs}
+    if content != group_json(attributes.to_dict(), metadata):
+        raise FormatError(f"{where}: `consolidated_metadata` is not that of the arrays of this store")
 
 
 def load_spec(where: Where, name: str) -> ArraySpec:
@@ -92,6 +124,17 @@ def load_spec(where: Where, name: str) -> ArraySpec:
     place, file = place_of(where), f"{GROUP}/{name}/zarr.json"
     spot = place.where(file)
     return parse_array(parse_json(read_small(place, file), spot), name, spot)
+
+
+def parse_whole(content: bytes, name: str, attributes: Attributes, where: str) -> ArraySpec:
+    """Specification of a small array from its zarr.json, refused unless it is the one that the attributes
+    call for, byte for byte; they leave open only how many positions an embedding has."""
+    storage = attributes.storage
+    n_positions = parse_array(parse_json(content, where), name, where, (storage.compressor,)).shape[0]
+    spec = whole_form(name, storage.layers, attributes.model.d_model, n_positions)
+    if content != readable(spec.to_metadata(storage.compressor)):
+        raise DamageError(f"{where}: the metadata of the array does not fit the attributes")
+    return spec
 
 
 def specs_of(attributes: Attributes, plan: Plan) -> dict[str, ArraySpec]:
@@ -113,7 +156,8 @@ def chunk_keys(specs: dict[str, ArraySpec], block: int) -> dict[str, tuple[str, 
     found: dict[str, tuple[str, int | None]] = {}
     for name, spec in specs.items():
         if spec.dims[0] == "layer":
-            found |= {spec.key(index, block, 0): (name, index) for index in range(spec.shape[0])}
+            array = spec.key()  # a store may have a million keys
+            found |= {f"{array}/{index}/{block}/0": (name, index) for index in range(spec.shape[0])}
         else:
             found[spec.key(block, *([0] * (len(spec.dims) - 1)))] = (name, None)
     return found
@@ -136,8 +180,17 @@ def load_record(
         block
     ):
         raise DamageError(f"{where}: the record belongs to another block or another plan")
-    if set(record.chunks) != set(chunk_keys(specs, block)):
+    keys = chunk_keys(specs, block)
+    if record.chunks.keys() != keys.keys():
         raise DamageError(f"{where}: the record does not name the chunks of this store's arrays")
+    most = {name: largest_object(spec) for name, spec in specs.items()}
+    for key, chunk in record.chunks.items():
+        if chunk.size > most[keys[key][0]]:
+            raise DamageError(f"{where}: chunk {key} cannot have {chunk.size} bytes")
+    for site, values in record.statistics.items():
+        n_entries = specs[site].shape[0] if site in specs and specs[site].dims[0] == "layer" else 1
+        if site not in specs or set(map(len, values.values())) - {n_entries}:
+            raise DamageError(f"{where}: `statistics.{site}` does not fit the layers and sites of this store")
     return record
 
 

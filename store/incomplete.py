@@ -6,32 +6,30 @@ copy, the manifest.
 
 from .errors import FormatError, StoreNotSealed
 from .folder import GROUP
-from .manifest import MANIFEST, Manifest, parse_manifest
+from .manifest import MANIFEST, PULLING, PUSHING, Manifest, parse_manifest
 from .parsing import parse_json
-from .places import Place
+from .places import LocalPlace, Place
 from .records import FOLDER as BLOCKS
 from .records import parse_record
 
-PUSHING, PULLING = "PUSHING", "PULLING"  # there while a copy is being made
+UNFINISHED = "has no seal: a copy that is not complete, or a harvest that is not finished; push it again"
 
 
 def incomplete_copy(place: Place) -> StoreNotSealed | None:
     """The error for a copy that is not whole; None when the place does not look like a copy."""
     marker = next((name for name in (PUSHING, PULLING) if place.size(name) is not None), None)
-    try:
-        content = place.read(MANIFEST)
-    except FileNotFoundError:
-        content = None
-    if marker is None and content is None:
-        return None
+    source = MANIFEST if place.size(MANIFEST) is not None else marker  # a mark holds the manifest to come
+    if source is None:
+        return None if isinstance(place, LocalPlace) else StoreNotSealed(f"{place.url} {UNFINISHED}")
     again = "push it again" if marker == PUSHING else "copy or pull it again"
-    if content is None:
-        return StoreNotSealed(f"{place.url} is an incomplete copy: {MANIFEST} has not arrived; {again}")
     try:
-        manifest = parse_manifest(parse_json(content, place.where(MANIFEST)), place.where(MANIFEST))
+        manifest = parse_manifest(parse_json(place.read(source), place.where(source)), place.where(source))
     except FormatError:
-        return StoreNotSealed(f"{place.url} is an incomplete copy: {MANIFEST} is cut short; {again}")
+        found = f"{MANIFEST} is cut short" if source == MANIFEST else f"{MANIFEST} has not arrived"
+        return StoreNotSealed(f"{place.url} is an incomplete copy: {found}; {again}")
     missing = _missing(place, manifest)
+    if marker is None and not missing and isinstance(place, LocalPlace):
+        return None  # a harvest that was stopped while it was being sealed
     counted = (
         f"{len(missing)} of its files are missing, first {missing[0]}" if missing else "SEALED is missing"
     )

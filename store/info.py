@@ -27,6 +27,8 @@ from .places import LocalPlace, Place
 from .plan import SPLITS, Plan
 from .records import BlockRecord, record_name
 
+_COUNTS = ("n_nonfinite", "n_out_of_range")
+
 
 def info(where: str | Path | Place) -> dict[str, Any]:
     """Facts of a store; a damaged metadata file raises DamageError, an unsealed store does not."""
@@ -40,8 +42,10 @@ def info(where: str | Path | Place) -> dict[str, Any]:
     plan = parse_plan(small(PLAN), attributes, place.where(PLAN))
     committed = sorted(committed_blocks(place) if manifest is None else range(plan.n_blocks))
     specs = specs_of(attributes, plan)
-    names = [(block, record_name(block)) for block in committed]
-    records = [load_record(small(name), plan, specs, block, place.where(name)) for block, name in names]
+    totals = _Totals()
+    for block in committed:
+        name = record_name(block)
+        totals.add(load_record(small(name), plan, specs, block, place.where(name)))
     missing = sorted(set(range(plan.n_blocks)) - set(committed))
     return {
         "store": _name(place),
@@ -52,12 +56,12 @@ def info(where: str | Path | Place) -> dict[str, Any]:
         "n_blocks": plan.n_blocks,
         "n_committed": len(committed),
         "missing_blocks": show_numbers(missing),
-        "committed_rows": sum(record.row1 - record.row0 for record in records),
-        "chunk_bytes": sum(chunk.size for record in records for chunk in record.chunks.values()),
+        "committed_rows": totals.rows,
+        "chunk_bytes": totals.chunk_bytes,
         "planned_bytes": plan.n_blocks * sum(_array_bytes(spec) for spec in specs.values()),
-        "n_objects": sum(len(record.chunks) for record in records),
+        "n_objects": totals.n_objects,
         "n_runs": sum(name.endswith(".json") for name in place.list(f"{RUNS}/") or ()),
-        "values": _values(records, attributes),
+        "values": totals.values(attributes),
         "proof": attributes.proof,
         "versions": attributes.versions,
         "lineage": list(attributes.lineage),
@@ -115,13 +119,32 @@ def _array_bytes(spec: Any) -> int:
     return n_layers * (spec.chunk_bytes + CRC_BYTES)
 
 
-def _values(records: list[BlockRecord], attributes: Attributes) -> dict[str, dict[str, Any]]:
-    """Per site, over the committed blocks: the largest |value|, and how many were not finite or too large."""
-    found: dict[str, dict[str, Any]] = {}
-    for site in attributes.storage.sites:
-        named = [record.statistics[site] for record in records if site in record.statistics]
-        largest = [value for values in named for value in values.get("max_abs", []) if value is not None]
-        found[site] = {"max_abs": max(largest, default=None)}
-        for count in ("n_nonfinite", "n_out_of_range"):
-            found[site][count] = sum(int(value or 0) for values in named for value in values.get(count, []))
-    return found
+class _Totals:
+    """Sums over block records, taken one by one: all of them together may be a million chunks."""
+
+    def __init__(self) -> None:
+        self.rows = self.chunk_bytes = self.n_objects = 0
+        self._largest: dict[str, int | float] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, record: BlockRecord) -> None:
+        self.rows += record.row1 - record.row0
+        self.n_objects += len(record.chunks)
+        self.chunk_bytes += sum(chunk.size for chunk in record.chunks.values())
+        for site, found in record.statistics.items():
+            largest = [value for value in found.get("max_abs", []) if value is not None]
+            if largest:
+                self._largest[site] = max(max(largest), self._largest.get(site, 0))
+            for count in _COUNTS:
+                more = sum(int(value or 0) for value in found.get(count, []))
+                self._counts[site, count] = self._counts.get((site, count), 0) + more
+
+    def values(self, attributes: Attributes) -> dict[str, dict[str, Any]]:
+        """Per site: the largest |value|, and how many were not finite or too large."""
+        return {
+            site: {
+                "max_abs": self._largest.get(site),
+                **{count: self._counts.get((site, count), 0) for count in _COUNTS},
+            }
+            for site in attributes.storage.sites
+        }

@@ -4,6 +4,7 @@ In: counts and widths. Out: rows per block, bytes, objects, array specifications
 which limit is broken and what to change. Touches no disk.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,11 +12,10 @@ import numpy as np
 from .dtypes import LAYER_SITES, array_name, fill_value, numpy_dtype
 from .errors import UsageError
 from .metadata import ArraySpec
-from .plan import PATTERN
+from .plan import MAX_BLOCKS, PATTERN
 
 CHUNK_LIMIT_BYTES = 64 * 2**20
 MIN_BLOCKS = 10
-MAX_BLOCKS = 9_999  # one folder entry per block and layer; the Hub takes at most 10,000 entries a folder
 ALIGNMENT = 64
 BLOCK_BUFFERS = 2  # one is filled while the other one is written
 CRC_BYTES = 4
@@ -107,9 +107,22 @@ def block_arrays(
 
 def whole_array(name: str, dims: tuple[str, ...], values: np.ndarray) -> ArraySpec:
     """Specification of a small array that is written at once, in chunks of at most 64 MiB."""
-    row_bytes = max(1, values.nbytes // max(1, values.shape[0]))
-    rows = max(1, min(values.shape[0], CHUNK_LIMIT_BYTES // row_bytes))
-    fill = float("nan") if values.dtype.kind == "f" else 0
-    return ArraySpec(
-        name, dims, values.shape, (rows, *values.shape[1:]), values.dtype.newbyteorder("<"), fill
-    )
+    return _whole(name, dims, values.shape, values.dtype.newbyteorder("<"))
+
+
+def whole_form(name: str, layers: Sequence[int], d_model: int, n_positions: int) -> ArraySpec:
+    """What a small array of a store has to be: `layer`, a norm parameter, or `position_embedding`."""
+    if name == "layer":
+        return _whole(name, ("layer",), (len(layers),), np.dtype("<i4"))
+    if name == "position_embedding":
+        return _whole(name, ("position", "feature"), (n_positions, d_model), np.dtype("<f4"))
+    return _whole(name, ("layer", "feature"), (len(layers), d_model), np.dtype("<f4"))
+
+
+def _whole(
+    name: str, dims: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> ArraySpec:
+    row_bytes = max(1, math.prod(shape[1:]) * dtype.itemsize)
+    rows = max(1, min(shape[0], CHUNK_LIMIT_BYTES // row_bytes))
+    fill = float("nan") if dtype.kind == "f" else 0
+    return ArraySpec(name, dims, shape, (rows, *shape[1:]), dtype, fill)

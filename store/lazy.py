@@ -39,11 +39,12 @@ class ChunkedArray(BackendArray):
         return take(key, self.shape, self._get)
 
     def _get(self, key: tuple[Any, ...]) -> Any:
-        first = np.arange(self.shape[0])[key[0]]
-        entries = [self._entry(int(index), key[1:]) for index in np.atleast_1d(first)]
+        first = key[0]
+        numbers = range(*first.indices(self.shape[0])) if isinstance(first, slice) else np.atleast_1d(first)
+        entries = [self._entry(int(index) % self.shape[0], key[1:]) for index in numbers]
         if not entries:
             return np.empty(self.shape, dtype=self.dtype)[:0]
-        return entries[0] if np.ndim(first) == 0 else np.stack(entries)
+        return entries[0] if not isinstance(first, slice) and np.ndim(first) == 0 else np.stack(entries)
 
     def _entry(self, index: int, rest: tuple[Any, ...]) -> Any:
         values = read_rows(self.path, self.spec, index, index + 1)[0]

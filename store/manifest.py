@@ -19,6 +19,7 @@ from .records import check_key
 
 MANIFEST = "manifest.json"
 SEALED = "SEALED"
+PUSHING, PULLING = "PUSHING", "PULLING"  # there while a copy is being made
 SEAL_BYTES = 130  # two lines of 64 hex digits
 
 
@@ -47,6 +48,11 @@ class Manifest:
         }
         files = {name: [found.size, found.digest] for name, found in self.files.items()}
         return readable({"schema": 1, **counts, "files": files})
+
+    def check_plan(self, digest: str, n_tokens: int, n_blocks: int, where: str) -> None:
+        """The plan that was sealed is the one that the store has."""
+        if (self.plan, self.n_tokens, self.n_blocks) != (digest, n_tokens, n_blocks):
+            raise DamageError(f"{where}: `plan`, `n_tokens` and `n_blocks` are those of another plan")
 
     def check(self, name: str, content: bytes, where: str) -> bytes:
         """`content` if it is what was sealed under this name, else a DamageError that says `where` it is."""
@@ -117,7 +123,7 @@ def read_sealed_manifest(where: str | Path | Place) -> tuple[Manifest, str] | tu
 def _file(files: dict[str, object], name: str, where: str) -> FileRecord:
     values = get_list(files, name, where, (int, str))
     if len(values) != 2:
-        raise FormatError(f"{where}: file {name!r} needs size and BLAKE3, found {values!r}")
+        raise FormatError(f"{where}: file {name!r} needs size and BLAKE3, it has {len(values)} entries")
     found: dict[str, Any] = dict(zip(("size", "digest"), values, strict=True))
     return FileRecord(
         get_int(found, "size", f"{where}: {name}"), get_hex(found, "digest", f"{where}: {name}")

@@ -3,10 +3,12 @@
 In: an array specification. Out: the same zarr.json that zarr itself would write for it (the tests compare),
 and chunk objects: little-endian bytes, optionally zstd, then crc32c. Written by hand because it must be the
 same bytes under every version of zarr, and because a chunk then goes from the caller's array to the file
-without a copy.
+without a copy. Reading takes only what we write: a key, codec, grid or fill value of another kind is
+refused, and so is a size that no array of ours has, before anything is sized by it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +17,13 @@ import numpy as np
 from jaxtyping import Shaped
 
 from .errors import FormatError
-from .parsing import get_int, get_list, get_object, get_str, readable
+from .parsing import canonical, get_ints, get_list, get_object, get_str, readable
 
 ZSTD_LEVEL = 1
+COMPRESSORS = (None, "zstd")
+MAX_CHUNK_BYTES = 65 * 2**20  # a chunk of a store: 64 MiB, and a little for blocks set by hand
+MAX_CHUNKS = 2**14  # along one axis
+MAX_ARRAY_BYTES = 2**53
 _DATA_TYPES = {
     "<f4": "float32",
     "<f8": "float64",
@@ -28,6 +34,19 @@ _DATA_TYPES = {
     "|b1": "bool",
 }
 _NUMPY = {name: np.dtype(code) for code, name in _DATA_TYPES.items()}
+_KEYS = (
+    "node_type",
+    "zarr_format",
+    "data_type",
+    "dimension_names",
+    "shape",
+    "chunk_grid",
+    "chunk_key_encoding",
+    "fill_value",
+    "codecs",
+    "storage_transformers",
+    "attributes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +63,7 @@ class ArraySpec:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk before compressor and checksum."""
-        return int(np.prod(self.chunks)) * self.dtype.itemsize
+        return math.prod(self.chunks) * self.dtype.itemsize
 
     def key(self, *index: int) -> str:
         """Key of a chunk inside the group, zarr's default encoding."""
@@ -77,23 +96,60 @@ def group_json(
     return readable(data)
 
 
-def parse_array(data: object, name: str, where: str) -> ArraySpec:
-    """The specification of an array from its zarr.json, refused unless it is of a kind that we write."""
-    found = get_object(data, where)
-    grid = get_object(get_object(found.get("chunk_grid"), where).get("configuration"), where)
-    shape, chunks = get_list(found, "shape", where, int), get_list(grid, "chunk_shape", where, int)
-    dims = get_list(found, "dimension_names", where, str)
-    data_type = get_str(found, "data_type", where, _NUMPY)
-    if not len(shape) == len(chunks) == len(dims) > 0 or min([*shape, *chunks]) < 1:
-        raise FormatError(
-            f"{where}: shape {shape}, chunks {chunks} and dimensions {dims} do not fit together"
-        )
-    get_int(found, "zarr_format", where, 3, 3)
-    dtype = _NUMPY[data_type]
-    fill = found.get("fill_value")
-    return ArraySpec(
-        name, tuple(dims), tuple(shape), tuple(chunks), dtype, float("nan") if fill == "NaN" else fill
+def parse_array(
+    data: object,
+    name: str,
+    where: str,
+    compressors: Sequence[str | None] = COMPRESSORS,
+    most_bytes: int = MAX_CHUNK_BYTES,
+) -> ArraySpec:
+    """The specification of an array from its zarr.json, refused unless it is of a kind that we write: with
+    one of these compressors, and chunks of at most so many bytes."""
+    found = get_object(data, where, keys=_KEYS)
+    grid = get_object(get_object(found["chunk_grid"], where).get("configuration"), where)
+    shape, chunks = (
+        get_ints(found, "shape", where, 1, most=8),
+        get_ints(grid, "chunk_shape", where, 1, most=8),
     )
+    dims = get_list(found, "dimension_names", where, str, most=8)
+    dtype = _NUMPY[get_str(found, "data_type", where, _NUMPY)]
+    if not len(shape) == len(chunks) == len(dims) > 0:
+        raise FormatError(f"{where}: `shape`, `chunk_shape` and `dimension_names` differ in length")
+    if len(set(dims)) < len(dims) or not all(dim.isidentifier() and len(dim) <= 64 for dim in dims):
+        raise FormatError(f"{where}: `dimension_names` must be different names")
+    spec = ArraySpec(name, tuple(dims), tuple(shape), tuple(chunks), dtype, _parse_fill(found, dtype, where))
+    _check_size(spec, where, most_bytes)
+    possible = [spec.to_metadata(compressor) for compressor in compressors]
+    if canonical(found) not in map(canonical, possible):
+        nearest = next((form for form in possible if form["codecs"] == found["codecs"]), possible[0])
+        wrong = next(key for key in _KEYS if canonical(found[key]) != canonical(nearest[key]))
+        raise FormatError(f"{where}: `{wrong}` is not of a kind that nearline writes")
+    return spec
+
+
+def _parse_fill(found: Mapping[str, Any], dtype: np.dtype[Any], where: str) -> Any:
+    """NaN for floats; a value of the array's own range for everything else."""
+    fill = found["fill_value"]
+    if dtype.kind == "f":
+        good = fill == "NaN"
+    elif dtype.kind == "b":
+        good = type(fill) is bool
+    else:
+        good = type(fill) is int and np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max
+    if not good:
+        raise FormatError(f"{where}: `fill_value` is none that nearline writes for {dtype}")
+    return float("nan") if dtype.kind == "f" else fill
+
+
+def _check_size(spec: ArraySpec, where: str, most_bytes: int) -> None:
+    """Python's integers do not overflow: the products are what they say."""
+    n_chunks = [-(-size // step) for size, step in zip(spec.shape, spec.chunks, strict=True)]
+    if spec.chunk_bytes > most_bytes:
+        raise FormatError(
+            f"{where}: `chunk_shape` makes chunks of {spec.chunk_bytes} bytes, at most {most_bytes} are read"
+        )
+    if max(n_chunks) > MAX_CHUNKS or math.prod(n_chunks) * spec.chunk_bytes > MAX_ARRAY_BYTES:
+        raise FormatError(f"{where}: `shape` is larger than any array of a store: {list(spec.shape)}")
 
 
 def encode_chunk(
@@ -111,6 +167,11 @@ def encode_chunk(
     return packed, int(google_crc32c.value(packed)).to_bytes(4, "little")
 
 
+def largest_object(spec: ArraySpec) -> int:
+    """Bytes that a chunk object may have; zstd adds less than 1 % to what it cannot compress."""
+    return spec.chunk_bytes + spec.chunk_bytes // 64 + 2**12
+
+
 def compress(body: np.ndarray, compressor: str | None) -> Any:
     if compressor is None:
         return body
@@ -120,13 +181,33 @@ def compress(body: np.ndarray, compressor: str | None) -> Any:
 
 
 def decompress(body: np.ndarray, out: np.ndarray) -> int:
-    """Unpack a zstd body into `out` (uint8); returns the bytes written."""
+    """Unpack a zstd body into `out` (uint8); returns the bytes that it holds, -1 for no zstd frame.
+
+    The frame's header is asked first: a body of another size than `out` is left packed, whatever it would
+    grow to.
+    """
+    n_bytes = _frame_content_size(body[:18].tobytes())
+    if n_bytes != out.nbytes:
+        return n_bytes
     from numcodecs.zstd import Zstd
 
-    unpacked = np.frombuffer(Zstd().decode(body), dtype=np.uint8)
-    if unpacked.nbytes == out.nbytes:
-        out[...] = unpacked
+    try:
+        unpacked = np.frombuffer(Zstd().decode(body, out), dtype=np.uint8)
+    except (RuntimeError, ValueError):  # a damaged frame, or several frames that together are larger
+        return -1
     return unpacked.nbytes
+
+
+def _frame_content_size(head: bytes) -> int:
+    """The content size that a zstd frame states (RFC 8878, 3.1.1); -1 where it states none."""
+    if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
+        return -1
+    single, n_dictionary = head[4] >> 5 & 1, (0, 1, 2, 4)[head[4] & 3]
+    n_size = (single, 2, 4, 8)[head[4] >> 6]
+    start = 5 + (1 - single) + n_dictionary
+    if not n_size or len(head) < start + n_size:
+        return -1
+    return int.from_bytes(head[start : start + n_size], "little") + (256 if n_size == 2 else 0)
 
 
 def _codecs(dtype: np.dtype[Any], compressor: str | None) -> list[dict[str, Any]]:

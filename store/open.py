@@ -6,6 +6,7 @@ checked as `Reader` checks it. Cost: opening reads the metadata. With chunks, ea
 blocks.
 """
 
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,9 @@ def open(
         return data
     if isinstance(chunks, str) and chunks != AUTO_BLOCKS:
         raise UsageError(f"chunks={chunks!r}: give {AUTO_BLOCKS!r}, sizes per dimension, or None")
-    return data.chunk(auto_blocks(reader) if isinstance(chunks, str) else chunks)
+    # Named by us, its tasks need no pickle of each array, which would open the store anew for every one.
+    token = f"{reader.path} {reader.digest or secrets.token_hex(8)}"
+    return data.chunk(auto_blocks(reader) if isinstance(chunks, str) else chunks, token=token)
 
 
 def auto_blocks(reader: Reader) -> dict[str, Any]:

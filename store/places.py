@@ -7,16 +7,20 @@ shown or kept never holds credentials. Cost: a local file is read straight into 
 remote one is one request.
 """
 
+import contextlib
+import errno
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Protocol, cast
 
 from . import durable
-from .errors import DamageError, EnvironmentFault, FormatError, UsageError
+from .errors import DamageError, EnvironmentFault, FormatError, NearlineError, UsageError
 from .parsing import MAX_JSON_BYTES
 
 SCHEMES = ("file", "s3", "gs", "az", "hf", "http", "https")
+_BAD_FILE = (errno.EIO, errno.EISDIR, errno.EBADMSG, errno.ELOOP, errno.ENXIO)
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://")
 
 
@@ -82,8 +86,13 @@ class _LocalFile:
     __slots__ = ("_descriptor", "size")
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self.size = os.fstat(self._descriptor).st_size
+        # Without O_NONBLOCK a named pipe in the place of a file would hold us for ever.
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(self._descriptor)
+            raise DamageError(f"{path}: not a file but something else of that name")
+        self.size = found.st_size
 
     def readinto(self, view: memoryview) -> int:
         return os.readv(self._descriptor, [view])
@@ -116,8 +125,10 @@ class LocalPlace:
             return _LocalFile(self.path / name)
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(self.where(name)) from None
+        except DamageError:
+            raise
         except OSError as error:
-            raise DamageError(f"{self.where(name)}: cannot be opened ({error.strerror})") from error
+            raise refused(self.where(name), "opened", error) from error
 
     def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
         file = self.open(name)
@@ -132,9 +143,9 @@ class LocalPlace:
                 view = view[n_read:]
             return bytes(content)
         except OSError as error:
-            if isinstance(error, DamageError):
+            if isinstance(error, NearlineError):
                 raise
-            raise DamageError(f"{self.where(name)}: cannot be read ({error.strerror})") from error
+            raise refused(self.where(name), "read", error) from error
         finally:
             file.close()
 
@@ -148,13 +159,14 @@ class LocalPlace:
 
     def list(self, prefix: str = "") -> dict[str, int] | None:
         found: dict[str, int] = {}
-        folder = self.path / prefix.rpartition("/")[0]
-        for root, _, names in os.walk(folder, onerror=_refuse):
+        base = os.path.join(self.path, "")  # noqa: PTH118 - text: 800,000 Path objects take half a minute
+        for root, _, names in os.walk(base + prefix.rpartition("/")[0], onerror=_refuse):
+            inside = root[len(base) :].replace(os.sep, "/").strip("/")
+            inside += "/" if inside else ""
             for name in names:
-                path = Path(root, name)
-                relative = path.relative_to(self.path).as_posix()
-                if relative.startswith(prefix):
-                    found[relative] = path.stat().st_size
+                if (relative := inside + name).startswith(prefix):
+                    with contextlib.suppress(OSError):  # a link to nothing, or gone in the meantime: no file
+                        found[relative] = os.stat(f"{root}{os.sep}{name}").st_size  # noqa: PTH116
         return found
 
     def put(self, name: str, source: Path | bytes) -> None:
@@ -166,6 +178,12 @@ class LocalPlace:
 
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
+
+
+def refused(where: str, action: str, error: OSError) -> DamageError | EnvironmentFault:
+    """What the system says of a file: bad itself, or out of reach for a reason that may pass."""
+    kind = DamageError if error.errno in _BAD_FILE else EnvironmentFault
+    return kind(f"{where}: cannot be {action} ({error.strerror})")
 
 
 def _refuse(error: OSError) -> None:

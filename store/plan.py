@@ -6,7 +6,7 @@ other without a gap, a block is a run of whole sequences of one split, a batch a
 block. Cost: O(sequences).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +19,7 @@ from .parsing import (
     INT32_MAX,
     canonical,
     get_int,
+    get_ints,
     get_list,
     get_object,
     get_optional_int,
@@ -26,6 +27,7 @@ from .parsing import (
 
 SPLITS = ("fit", "gate", "test")
 PATTERN = ("fit", "test", "gate", "fit", "test")
+MAX_BLOCKS = 9_999  # one folder entry per block and layer; the Hub takes at most 10,000 entries a folder
 
 _SCALARS = ("n_tokens", "block", "sequence_length", "min_length", "batch_tokens", "seed")
 _SEQUENCE_COLUMNS = ("document", "start", "length", "sequence_batch", "sequence_block")
@@ -63,6 +65,7 @@ class Plan:
     block_rows: Int32[np.ndarray, " block"]
     pattern: tuple[str, ...] = PATTERN
     fractions: tuple[float, ...] = (0.4, 0.2, 0.4)  # of fit, gate, test
+    _digest: list[str] = field(default_factory=list[str], init=False, repr=False)  # once it was asked for
 
     @property
     def n_blocks(self) -> int:
@@ -111,8 +114,10 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """BLAKE3 of the canonical JSON, in hex."""
-        return blake3(self.to_json_bytes()).hexdigest()
+        """BLAKE3 of the canonical JSON, in hex; computed once, for every block record is compared with it."""
+        if not self._digest:
+            self._digest.append(blake3(self.to_json_bytes()).hexdigest())
+        return self._digest[0]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.to_json_bytes() == other.to_json_bytes()
@@ -137,6 +142,11 @@ class Plan:
             key: _column(found, key, where)
             for key in (*_SEQUENCE_COLUMNS, "bos", "block_split", "block_rows")
         }
+        if len(columns["block_rows"]) > MAX_BLOCKS:
+            n_blocks = len(columns["block_rows"])
+            raise FormatError(
+                f"{where}: `block_rows` has {n_blocks} entries, at most {MAX_BLOCKS} are allowed"
+            )
         if columns["bos"].size and not np.isin(columns["bos"], (0, 1)).all():
             raise FormatError(f"{where}: `bos` holds something other than 0 and 1")
         if columns["block_split"].size and columns["block_split"].max() >= len(SPLITS):
@@ -144,8 +154,8 @@ class Plan:
         plan = cls(
             **scalars,
             bos_id=get_optional_int(found, "bos_id", where, 0, INT32_MAX),
-            pattern=tuple(get_list(found, "pattern", where, str)),
-            fractions=tuple(float(share) for share in get_list(found, "fractions", where, (int, float))),
+            pattern=tuple(get_list(found, "pattern", where, str, most=64)),
+            fractions=_fractions(found, where),
             **{key: columns[key] for key in (*_SEQUENCE_COLUMNS, "block_rows")},
             bos=columns["bos"].astype(bool),
             block_split=columns["block_split"].astype(np.uint8),
@@ -155,10 +165,13 @@ class Plan:
 
 
 def _column(data: dict[str, Any], key: str, where: str) -> Int32[np.ndarray, " entry"]:
-    values = get_list(data, key, where, int)
-    if values and not (min(values) >= 0 and max(values) <= INT32_MAX):
-        raise FormatError(f"{where}: `{key}` holds {min(values)}..{max(values)}, allowed: 0..{INT32_MAX}")
-    return np.array(values, dtype=np.int32)
+    return np.array(get_ints(data, key, where, high=INT32_MAX), dtype=np.int32)
+
+
+def _fractions(data: dict[str, Any], where: str) -> tuple[float, ...]:
+    shares = get_list(data, "fractions", where, (int, float), most=len(SPLITS))
+    _require(all(0 <= share <= 1 for share in shares), where, "`fractions` must lie in 0..1")
+    return tuple(map(float, shares))
 
 
 def _require(good: bool | np.bool_, where: str, message: str) -> None:
@@ -171,12 +184,14 @@ def _check_scalars(plan: Plan, where: str) -> None:
         _require(getattr(plan, key) >= 1, where, f"`{key}` is {getattr(plan, key)}, at least 1 is needed")
     for key in ("min_length", "batch_tokens", "seed"):
         _require(getattr(plan, key) >= 0, where, f"`{key}` is {getattr(plan, key)}, it must not be negative")
-    _require(plan.block <= INT32_MAX, where, f"`block` is {plan.block}, at most {INT32_MAX} is allowed")
+    for key in ("block", "sequence_length"):  # numbers of rows are int32 columns
+        most = f"`{key}` is {getattr(plan, key)}, at most {INT32_MAX} is allowed"
+        _require(getattr(plan, key) <= INT32_MAX, where, most)
     unknown = sorted(set(plan.pattern) - set(SPLITS))
     _require(
         len(plan.pattern) > 0 and not unknown,
         where,
-        f"`pattern` {plan.pattern} must name {', '.join(SPLITS)}",
+        f"`pattern` must name {', '.join(SPLITS)}, in turns",
     )
     good = len(plan.fractions) == len(SPLITS) and all(0 <= share <= 1 for share in plan.fractions)
     _require(

@@ -25,21 +25,24 @@ from .folder import (
     GROUP,
     PLAN,
     VOCABULARY,
+    check_group,
     load_record,
     parse_group,
     parse_plan,
+    parse_whole,
     read_small,
     specs_of,
     store_place,
 )
 from .incomplete import incomplete_copy
 from .layout import AFFINE, TOKEN_COLUMNS
-from .manifest import Manifest, read_sealed_manifest
-from .metadata import ArraySpec, parse_array
-from .parsing import parse_json, readable
-from .places import Place
+from .manifest import MANIFEST, Manifest, read_sealed_manifest
+from .metadata import ArraySpec
+from .parsing import readable
+from .places import LocalPlace, Place
 from .plan import Plan
 from .records import BlockRecord, record_name
+from .replacing import READY
 from .sealing import check_all_committed
 from .tables import DOCUMENTS as DOCUMENTS_SCHEMA
 from .tables import VOCABULARY as VOCABULARY_SCHEMA
@@ -64,6 +67,11 @@ class Reader:
         """Open a store by its folder, its URL or its activations.zarr; an unsealed one with
         `require_seal=False`. Nothing is taken from a copy or a harvest that is not whole."""
         place = store_place(where)
+        if isinstance(place, LocalPlace) and place.size(READY) is not None:
+            raise StoreNotSealed(
+                f"{place.url}: a repair or a shortening was interrupted; run `nearline repair` again, or "
+                "`nearline seal --partial` for a store that was not sealed"
+            )
         manifest, digest = read_sealed_manifest(place)
         if manifest is None and require_seal and (cut_short := incomplete_copy(place)) is not None:
             raise cut_short
@@ -72,8 +80,11 @@ class Reader:
             return read_small(place, name, manifest)
 
         group = f"{GROUP}/zarr.json"
-        attributes = parse_group(small(group), place.where(group))
+        attributes = parse_group(content := small(group), place.where(group))
         plan = parse_plan(small(PLAN), attributes, place.where(PLAN))
+        check_group(content, attributes, plan, place.where(group))
+        if manifest is not None:
+            manifest.check_plan(plan.digest, plan.n_tokens, plan.n_blocks, place.where(MANIFEST))
         if manifest is None and require_seal:
             check_all_committed(place, plan)
             raise StoreNotSealed(
@@ -170,11 +181,13 @@ class Reader:
 
     @property
     def documents(self) -> pa.Table:
-        return parse_table(self._small(DOCUMENTS), DOCUMENTS_SCHEMA, self.place.where(DOCUMENTS))
+        where, n_rows = self.place.where(DOCUMENTS), self.attributes.corpus.n_documents
+        return parse_table(self._small(DOCUMENTS), DOCUMENTS_SCHEMA, where, n_rows=n_rows)
 
     @property
     def vocabulary(self) -> pa.Table:
-        return parse_table(self._small(VOCABULARY), VOCABULARY_SCHEMA, self.place.where(VOCABULARY))
+        where, most = self.place.where(VOCABULARY), self.attributes.model.vocab_size
+        return parse_table(self._small(VOCABULARY), VOCABULARY_SCHEMA, where, most_rows=most)
 
     def record(self, block: int) -> BlockRecord:
         """Digests and statistics of a block; read once, then kept."""
@@ -250,15 +263,16 @@ class Reader:
         if known is False or (known is None and self.place.size(file) is None):
             return None
         spot = self.place.where(file)
-        spec = parse_array(parse_json(self._small(file), spot), name, spot)
-        out = np.empty(spec.shape, dtype=spec.dtype)
+        spec = parse_whole(self._small(file), name, self.attributes, spot)
+        parts: list[np.ndarray] = []
         for index, row in enumerate(range(0, spec.shape[0], spec.chunks[0])):
             key = f"{GROUP}/{spec.key(index, *([0] * (len(spec.dims) - 1)))}"
-            self._small(key)
-            part = out[row : row + spec.chunks[0]]
+            self._small(key)  # it is there, before memory is taken for it
+            rows = min(spec.chunks[0], spec.shape[0] - row)
+            parts.append(np.empty((rows, *spec.shape[1:]), dtype=spec.dtype))
             compressor = self.attributes.storage.compressor
-            read_chunk(self.place, key, spec, compressor, part, f"`{name}` ({self.place.where(key)})")
-        return out
+            read_chunk(self.place, key, spec, compressor, parts[-1], f"`{name}` ({self.place.where(key)})")
+        return np.concatenate(parts)
 
 
 def _reopen(place: Place, require_seal: bool) -> Reader:

@@ -3,6 +3,7 @@
 In: tables, surrogates, needs, and for each step its inputs, settings and outputs. Out: Parquet and Zarr
 files of fixed form, and provenance.json, by which a step knows that nothing has changed. Every file has one
 owner (a step); the same results give the same bytes, so times and hosts go to runs/ and never into a table.
+What is read is checked like a store: a study may come from elsewhere too.
 """
 
 import os
@@ -17,7 +18,18 @@ import pyarrow as pa
 
 from . import durable
 from .errors import FormatError, IncompleteError, UsageError
-from .parsing import get_object, get_str, parse_json, readable
+from .names import is_file_name, printable
+from .parsing import (
+    SMALL_JSON_BYTES,
+    check_plain,
+    get_hex,
+    get_int,
+    get_object,
+    get_str,
+    parse_json,
+    readable,
+)
+from .places import LocalPlace, place_of, scheme_of
 from .records import check_key
 from .tables import read_table, write_table
 from .toml import toml_bytes
@@ -28,7 +40,9 @@ if TYPE_CHECKING:
 
 SETTINGS = "study.toml"
 PROVENANCE = "provenance.json"
+MAX_SETTINGS_BYTES = 2**20
 _STEP_KEYS = ("inputs", "settings", "outputs", "facts")
+_DEPTH = 8  # of settings and facts
 
 
 class Study:
@@ -62,23 +76,39 @@ class Study:
 
     def write_settings(self, stores: Mapping[str, str | Path], settings: Mapping[str, Any]) -> None:
         """study.toml: resolved settings, and where each store is (relative to the study where possible)."""
-        shown = {name: _relative(Path(path), self.path) for name, path in sorted(stores.items())}
+        shown = {name: _shown(path, self.path) for name, path in sorted(stores.items())}
         durable.write_file(self.path / SETTINGS, toml_bytes({"stores": shown, "settings": dict(settings)}))
 
     def settings(self) -> dict[str, Any]:
-        return self._toml().get("settings", {})
+        where = f"{self.path / SETTINGS}: settings"
+        found = get_object(self._toml()["settings"], where)
+        check_plain(found, where, _DEPTH, any_text=True)
+        return found
 
-    def stores(self) -> dict[str, Path]:
-        """Paths of the stores by name, resolved."""
-        named = get_object(self._toml().get("stores", {}), f"{self.path / SETTINGS}: stores")
-        found = {name: Path(get_str(named, name, f"{self.path / SETTINGS}: stores")) for name in named}
-        return {name: path if path.is_absolute() else self.path / path for name, path in found.items()}
+    def stores(self) -> dict[str, str | Path]:
+        """Where the stores are, by name: resolved paths, or URLs."""
+        where = f"{self.path / SETTINGS}: stores"
+        named = get_object(self._toml()["stores"], where)
+        for name in named:
+            if not is_file_name(name):
+                raise FormatError(f"{where}: {name[:80]!r} cannot name a store")
+        found = {name: get_str(named, name, where) for name in named}
+        return {name: self.path / path if scheme_of(path) is None else path for name, path in found.items()}
 
     def _toml(self) -> dict[str, Any]:
+        where = str(self.path / SETTINGS)
         try:
-            return tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FormatError(f"{self.path / SETTINGS}: {error}") from None
+            content = LocalPlace(self.path).read(SETTINGS, limit=MAX_SETTINGS_BYTES)
+            found = tomllib.loads(content.decode("utf-8"))
+        except FileNotFoundError:
+            raise IncompleteError(f"{where} does not exist") from None
+        except RecursionError:
+            raise FormatError(f"{where}: nested too deeply") from None
+        except ValueError as error:  # TOML, UTF-8, or an integer of thousands of digits
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"{where}: {printable(str(error))[:200]}") from None
+        return get_object({"stores": {}, "settings": {}} | found, where, keys=("stores", "settings"))
 
     # Tables
 
@@ -171,18 +201,16 @@ class Study:
     def provenance(self) -> dict[str, dict[str, Any]]:
         """Recorded steps by name: inputs, settings, outputs with digests, facts."""
         where = str(self.path / PROVENANCE)
-        if not (self.path / PROVENANCE).exists():
+        try:
+            content = LocalPlace(self.path).read(PROVENANCE, limit=SMALL_JSON_BYTES)
+        except FileNotFoundError:
             return {}
-        found = get_object(
-            parse_json((self.path / PROVENANCE).read_bytes(), where), where, keys=("schema", "steps")
-        )
+        found = get_object(parse_json(content, where), where, keys=("schema", "steps"))
+        get_int(found, "schema", where, 1, 1)
         steps = get_object(found["steps"], f"{where}: steps")
+        check_plain(steps, f"{where}: steps", _DEPTH + 2, any_text=True)
         for name, step in steps.items():
-            checked = get_object(step, f"{where}: {name}", keys=_STEP_KEYS)
-            for key in _STEP_KEYS:
-                get_object(checked[key], f"{where}: {name}.{key}")
-            for output in checked["outputs"]:
-                check_key(output, f"{where}: {name}.outputs")
+            _check_step(step, f"{where}: {name}")
         return steps
 
     def write_run(self, facts: Mapping[str, Any]) -> Path:
@@ -197,15 +225,30 @@ class Study:
         return path.relative_to(self.path).as_posix()
 
 
+def _check_step(step: object, where: str) -> None:
+    """Inputs are digests or other words by name, outputs digests by their path inside the study."""
+    checked = get_object(step, where, keys=_STEP_KEYS)
+    for key in _STEP_KEYS:
+        get_object(checked[key], f"{where}.{key}")
+    for name in checked["inputs"]:
+        get_str(checked["inputs"], name, f"{where}.inputs")
+    for output in checked["outputs"]:
+        get_hex(checked["outputs"], check_key(output, f"{where}.outputs"), f"{where}.outputs")
+
+
 def _name(name: str) -> str:
     """A plain file name."""
-    if not name or name.startswith(".") or any(c in '/\\:*?"<>|' or not c.isprintable() for c in name):
+    if not is_file_name(name) or name.startswith("."):
         raise UsageError(f"{name!r} cannot name a file; use letters, digits, dots, dashes and underscores")
     return name
 
 
 def _surrogates(name: str | None) -> str:
     return "surrogates.zarr" if name is None else f"surrogates@{_name(name)}.zarr"
+
+
+def _shown(where: str | Path, folder: Path) -> str:
+    return _relative(Path(where), folder) if scheme_of(where) is None else place_of(where).url
 
 
 def _relative(path: Path, folder: Path) -> str:

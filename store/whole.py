@@ -5,6 +5,7 @@ the same values; put in place as a finished folder. Reading is lazy along the fi
 chunk. Cost: one write; replacing an older group removes it first, so a crash leaves none, never a mixture.
 """
 
+import json
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,14 +17,19 @@ from blake3 import blake3
 
 from . import durable
 from .chunks import read_chunk
-from .errors import FormatError, IncompleteError, UsageError
+from .errors import DamageError, FormatError, IncompleteError, MissingChunk, UsageError
+from .layout import CRC_BYTES
 from .metadata import ArraySpec, encode_chunk, group_json, parse_array
-from .parsing import get_object, parse_json, readable
+from .names import is_file_name
+from .parsing import SMALL_JSON_BYTES, check_plain, get_object, parse_json, readable
 from .places import LocalPlace
 
 if TYPE_CHECKING:
     import xarray as xr
 
+MAX_WHOLE_BYTES = 2**31  # one matrix of d = 16,384 in float64
+_GROUP_KEYS = ("attributes", "zarr_format", "node_type", "consolidated_metadata")
+_CONSOLIDATED_KEYS = ("kind", "must_understand", "metadata")
 DIMS = {
     "layer": ("layer",),
     "weight": ("layer", "feature_out", "feature_in"),
@@ -59,32 +65,57 @@ def open_arrays(path: Path) -> "xr.Dataset":
 
     from .lazy import ChunkedArray
 
-    if not (path / "zarr.json").exists():
-        raise IncompleteError(f"{path} does not exist: the step that writes it has not run")
-    root = get_object(
-        parse_json((path / "zarr.json").read_bytes(), str(path / "zarr.json")), str(path / "zarr.json")
+    attrs, specs = _read_group(path)
+    lazy = {name: indexing.LazilyIndexedArray(ChunkedArray(path, spec)) for name, spec in specs.items()}
+    variables = {name: xr.Variable(spec.dims, lazy[name]) for name, spec in specs.items()}
+    coords = {name: variables.pop(name).load() for name in specs if (name,) == specs[name].dims}
+    try:
+        return xr.Dataset(variables, coords=coords, attrs=attrs)
+    except ValueError as error:  # axes of one name and different lengths
+        raise FormatError(f"{path}/zarr.json: the arrays do not fit together ({error})") from None
+
+
+def _read_group(path: Path) -> tuple[dict[str, Any], dict[str, ArraySpec]]:
+    """Attributes and arrays of a group, from its consolidated metadata."""
+    where = str(path / "zarr.json")
+    try:
+        content = LocalPlace(path).read("zarr.json", limit=SMALL_JSON_BYTES)
+    except FileNotFoundError:
+        raise IncompleteError(f"{path} does not exist: the step that writes it has not run") from None
+    root = get_object(parse_json(content, where), where, keys=_GROUP_KEYS)
+    inline = get_object(
+        root["consolidated_metadata"], f"{where}: consolidated_metadata", keys=_CONSOLIDATED_KEYS
     )
-    inline = get_object(root.get("consolidated_metadata"), f"{path}/zarr.json: consolidated_metadata")
-    variables: dict[str, Any] = {}
-    for name, data in get_object(inline.get("metadata"), f"{path}/zarr.json: metadata").items():
-        spec = parse_array(data, name, f"{path}/zarr.json: {name}")
-        lazy = indexing.LazilyIndexedArray(ChunkedArray(path, spec))
-        variables[name] = xr.Variable(spec.dims, lazy)
-    coords = {name: variables.pop(name).load() for name in list(variables) if (name,) == variables[name].dims}
-    attrs = get_object(root.get("attributes"), f"{path}/zarr.json: attributes")
-    return xr.Dataset(variables, coords=coords, attrs=attrs)
+    attrs = get_object(root["attributes"], f"{where}: attributes")
+    check_plain(attrs, f"{where}: attributes", depth=8, any_text=True)
+    specs: dict[str, ArraySpec] = {}
+    for name, data in get_object(inline["metadata"], f"{where}: metadata").items():
+        if not is_file_name(name):
+            raise FormatError(f"{where}: {name[:80]!r} cannot name an array")
+        spec = parse_array(data, name, f"{where}: {name}", (None,), MAX_WHOLE_BYTES)
+        if spec.chunks != _chunks(spec.shape):
+            raise FormatError(f"{where}: {name}: `chunk_shape` {spec.chunks} is not cut along the first axis")
+        specs[name] = spec
+    if root != json.loads(group_json(attrs, {name: spec.to_metadata(None) for name, spec in specs.items()})):
+        raise FormatError(f"{where}: not the metadata of a group that nearline writes")
+    return attrs, specs
 
 
 def read_rows(path: Path, spec: ArraySpec, start: int, stop: int) -> np.ndarray:
-    """Entries [start, stop) along the first axis."""
-    step = spec.chunks[0]
+    """Entries [start, stop) along the first axis. The chunk objects are there, in full size, before memory is
+    taken for what the metadata promises."""
+    step, place = spec.chunks[0], LocalPlace(path)
     low, high = start // step, -(-stop // step)
+    keys = [spec.key(index, *([0] * (len(spec.dims) - 1))) for index in range(low, high)]
+    spots = [f"`{spec.name}` {spec.dims[0]} {(low + i) * step} ({path / key})" for i, key in enumerate(keys)]
+    for key, spot in zip(keys, spots, strict=True):
+        if (size := place.size(key)) is None:
+            raise MissingChunk(f"{spot}: the chunk object is missing; run the step again that writes it")
+        if size != spec.chunk_bytes + CRC_BYTES:
+            raise DamageError(f"{spot}: {size} bytes, {spec.chunk_bytes + CRC_BYTES} expected")
     out = np.empty((min(high * step, spec.shape[0]) - low * step, *spec.shape[1:]), dtype=spec.dtype)
-    for index in range(low, high):
-        key = spec.key(index, *([0] * (len(spec.dims) - 1)))
-        part = out[(index - low) * step : (index - low + 1) * step]
-        spot = f"`{spec.name}` {spec.dims[0]} {index * step} ({path / key})"
-        read_chunk(LocalPlace(path), key, spec, None, part, spot)
+    for at, (key, spot) in enumerate(zip(keys, spots, strict=True)):
+        read_chunk(place, key, spec, None, out[at * step : (at + 1) * step], spot)
     return out[start - low * step : stop - low * step]
 
 
@@ -109,14 +140,17 @@ def _file_digest(path: Path) -> str:
 
 def _spec(name: str, dims: tuple[str, ...], values: np.ndarray) -> ArraySpec:
     """Matrices are cut along the first axis, one a chunk; vectors and tables stay whole."""
-    chunks = (1, *values.shape[1:]) if values.ndim > 2 else values.shape
     fill = float("nan") if values.dtype.kind == "f" else 0
-    spec = ArraySpec(name, dims, values.shape, chunks, values.dtype, fill)
+    spec = ArraySpec(name, dims, values.shape, _chunks(values.shape), values.dtype, fill)
     try:
         spec.to_metadata(None)
     except KeyError:
         raise UsageError(f"array {name!r}: dtype {values.dtype} has no place in the format") from None
     return spec
+
+
+def _chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (1, *shape[1:]) if len(shape) > 2 else shape
 
 
 def _files(

@@ -1,9 +1,10 @@
-"""Writing a store: create, commit each block once, seal.
+"""Writing a store: begin it or go on with it, commit each block once, seal.
 
 In: the plan, the attributes and the small tables; then, block by block, the rows of every site in storage
-dtype. Out: a store folder. Order of a commit: all chunk objects durable, then the block record; a crash in
-between leaves no committed block. Cost: one BLAKE3, one crc32c and one write per chunk, from the caller's
-arrays without a copy where they are C-contiguous; all of it with the GIL released.
+dtype. Out: a store folder. Order of a commit: all chunk objects durable, then the block record, which exactly
+one process creates; a crash in between leaves no committed block. Cost: one BLAKE3, one crc32c and one write
+per chunk, from the caller's arrays without a copy where they are C-contiguous; all of it with the GIL
+released.
 """
 
 import secrets
@@ -17,34 +18,53 @@ import pyarrow as pa
 from blake3 import blake3
 from jaxtyping import Float32, Shaped
 
-from . import durable
+from . import durable, points
 from .attributes import Attributes, parse_attributes
-from .dtypes import LAYER_SITES, SITES, numpy_dtype
-from .errors import UsageError
-from .folder import DOCUMENTS, GROUP, PLAN, RUNS, VOCABULARY, committed_blocks, specs_of
-from .layout import AFFINE, MAX_BLOCKS, store_bytes, whole_array
-from .metadata import ArraySpec, encode_chunk, group_json
+from .beginning import (
+    begun_attributes,
+    check_agreement,
+    check_same,
+    claim_store,
+    metadata_files,
+    whole_arrays,
+    write_metadata,
+    write_root,
+)
+from .dtypes import LAYER_SITES, numpy_dtype
+from .errors import DamageError, UsageError
+from .folder import GROUP, RUNS, load_record, specs_of
+from .layout import store_bytes
+from .manifest import SEALED
+from .metadata import ArraySpec, encode_chunk
 from .parsing import readable
 from .plan import Plan
-from .records import FOLDER, BlockRecord, ChunkRecord, clean_statistics, record_name
+from .records import BlockRecord, ChunkRecord, clean_statistics, record_name
+from .replacing import finish_replacing, forget_staged
+from .resuming import checked_blocks, chunk_problem, sweep_leftovers
 from .sealing import seal
 from .tables import DOCUMENTS as DOCUMENTS_SCHEMA
 from .tables import VOCABULARY as VOCABULARY_SCHEMA
-from .tables import conform, write_table
+from .tables import conform
 
 
 class StoreWriter:
-    """Steps: `create`, `commit` for every block in any order, `seal`. One thread commits at a time."""
+    """Steps: `begin`, `commit` for every missing block in any order, `seal`. One thread commits at a time.
 
-    def __init__(self, path: Path, plan: Plan, attributes: Attributes) -> None:
+    `committed`: blocks that are done, by this process or before it. `sealed`: the store was finished when
+    this process began; nothing is left to do. `begun_here`: this process began the store.
+    """
+
+    def __init__(self, path: Path, plan: Plan, attributes: Attributes, *, begun_here: bool = False) -> None:
         self.path = path
         self.plan = plan
         self.attributes = attributes
-        self.committed = committed_blocks(path)
+        self.begun_here = begun_here
+        self.sealed = (path / SEALED).exists()
+        self.committed = set(range(plan.n_blocks)) if self.sealed else checked_blocks(path, attributes, plan)
         self._specs = specs_of(attributes, plan)
 
     @classmethod
-    def create(
+    def begin(
         cls,
         path: str | Path,
         *,
@@ -60,25 +80,35 @@ class StoreWriter:
         position_embedding: Float32[np.ndarray, "position feature"] | None = None,
         compressor: str | None = None,
     ) -> "StoreWriter":
-        """Begin a store in a new or empty folder; writes everything that is not a block."""
+        """Begin a store in a new or empty folder, or go on with one of the same settings.
+
+        Any number of processes may begin the same store at once. Settings that differ from those of the store
+        are refused, and nothing is changed.
+        """
         plan.validate()
         attributes = parse_attributes(attributes.to_dict())  # checks it, and fixes number types
-        _check_agreement(plan, attributes, layers, d_model, storage_dtype, sites, compressor)
-        whole = _whole_arrays(layers, d_model, affine, position_embedding)
+        check_agreement(plan, attributes, layers, d_model, storage_dtype, sites, compressor)
+        whole = whole_arrays(layers, d_model, affine, position_embedding)
         documents = conform(documents, DOCUMENTS_SCHEMA, "documents table")
         vocabulary = conform(vocabulary, VOCABULARY_SCHEMA, "vocabulary table")
-        folder = durable.claim_folder(Path(path))
-        n_sites = sum(site in LAYER_SITES for site in sites)
-        need = store_bytes(
-            plan.n_tokens, plan.block, d_model, len(layers), n_sites, numpy_dtype(storage_dtype).itemsize
-        )
-        durable.check_space(folder, need if compressor is None else need // 2)
-        durable.create_folder(folder / FOLDER)  # from here on the folder is this writer's
-        durable.write_file(folder / PLAN, plan.to_json_bytes())
-        write_table(folder / DOCUMENTS, documents)
-        write_table(folder / VOCABULARY, vocabulary)
-        durable.write_files(_metadata_files(folder, attributes, plan, whole))
-        return cls(folder, plan, attributes)
+        folder = claim_store(path)
+        finish_replacing(folder)
+        begun, begun_here = begun_attributes(folder), False
+        if begun is None:
+            durable.check_space(folder, _bytes_of(attributes, plan, plan.n_blocks))
+            begun_here = write_root(folder, attributes)
+            begun = begun_attributes(folder) or attributes
+        check_same(folder, begun, attributes)
+        if not (folder / SEALED).exists():
+            files = metadata_files(folder, attributes, plan, whole, documents, vocabulary)
+            write_metadata(folder, files)
+        writer = cls(folder, plan, begun, begun_here=begun_here)
+        if not (begun_here or writer.sealed):
+            n_missing = plan.n_blocks - len(writer.committed)
+            durable.check_space(folder, _bytes_of(attributes, plan, n_missing))
+            sweep_leftovers(folder, writer._specs)
+            forget_staged(folder)
+        return writer
 
     def commit(
         self,
@@ -92,11 +122,18 @@ class StoreWriter:
             raise UsageError(f"block {block} is committed already")
         row0, row1 = self.plan.block_range(block)
         _check_block(self, block, columns, sites)
+        if (self.path / record_name(block)).exists():
+            raise self._lost(block)
         chunks: dict[str, ChunkRecord] = {}
-        durable.write_files(self._chunk_files(block, {**sites, **columns}, chunks))
+        durable.write_files(self._chunk_files(block, {**sites, **columns}, chunks), self.path)
+        points.reached("writer.chunks_durable")
         record = BlockRecord(block, row0, row1, self.plan.digest, chunks, clean_statistics(statistics))
-        durable.write_file(self.path / record_name(block), record.to_bytes())
+        if not durable.create_file(self.path / record_name(block), record.to_bytes(), within=self.path):
+            raise self._lost(block)
+        points.reached("writer.record_created")
         self.committed.add(block)
+        if not self.begun_here:
+            self._sweep(chunks)
         return record
 
     def seal(self) -> str:
@@ -109,6 +146,35 @@ class StoreWriter:
         target = self.path / RUNS / f"{stamp}-{secrets.token_hex(4)}.json"
         durable.write_file(target, readable(dict(facts)))
         return target
+
+    def _lost(self, block: int) -> UsageError:
+        """Another process has committed this block: are the bytes on disk those that its record vouches for?
+
+        This process may have renamed its own chunk objects over the other's. Then nobody can say whose are
+        there, and the record goes, so that the block is collected again.
+        """
+        path = self.path / record_name(block)
+        both = (
+            f"two collectors are at work on the same blocks of {self.path} (block {block} was committed by "
+            "the other one); give each its own --rank, or stop one of them"
+        )
+        try:
+            record = load_record(path.read_bytes(), self.plan, self._specs, block, str(path))
+            problem = chunk_problem(self.path, record, self._specs, whole=True)
+        except FileNotFoundError:
+            problem = "its record is gone again"
+        except DamageError as error:
+            problem = str(error)
+        if problem is None:
+            return UsageError(f"{both}; nothing is damaged, and this one stops")
+        if not (self.path / SEALED).exists():
+            durable.remove_file(path)
+        return UsageError(f"{both}; {problem}: block {block} is missing now, the next run collects it again")
+
+    def _sweep(self, chunks: Mapping[str, ChunkRecord]) -> None:
+        """Remove what a process that died left beside these chunk objects, in folders of one block alone."""
+        for folder in {(self.path / GROUP / key).parent for key in chunks if key.count("/") > 2}:
+            durable.sweep(folder)
 
     def _chunk_files(
         self, block: int, values: Mapping[str, np.ndarray], chunks: dict[str, ChunkRecord]
@@ -131,72 +197,13 @@ def _parts(spec: ArraySpec, block: int, values: np.ndarray) -> Iterator[tuple[st
         yield spec.key(layer, block, 0), values[layer]
 
 
-def _whole_arrays(
-    layers: Sequence[int],
-    d_model: int,
-    affine: Mapping[str, np.ndarray],
-    position_embedding: np.ndarray | None,
-) -> list[tuple[ArraySpec, np.ndarray]]:
-    if unknown := sorted(set(affine) - set(AFFINE)):
-        raise UsageError(f"affine array {unknown[0]!r} is unknown; allowed: {', '.join(AFFINE)}")
-    found: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
-        "layer": (("layer",), np.array(layers, dtype="<i4"))
-    }
-    for name, values in affine.items():
-        if values.shape != (len(layers), d_model):
-            raise UsageError(f"`{name}` has shape {values.shape}, needed is ({len(layers)}, {d_model})")
-        found[name] = (("layer", "feature"), np.ascontiguousarray(values, dtype="<f4"))
-    if position_embedding is not None:
-        if position_embedding.ndim != 2 or position_embedding.shape[1] != d_model:
-            raise UsageError(
-                f"`position_embedding` has shape {position_embedding.shape}, needed is (n, {d_model})"
-            )
-        values = np.ascontiguousarray(position_embedding, dtype="<f4")
-        found["position_embedding"] = (("position", "feature"), values)
-    return [(whole_array(name, dims, values), values) for name, (dims, values) in found.items()]
-
-
-def _metadata_files(
-    folder: Path, attributes: Attributes, plan: Plan, whole: Sequence[tuple[ArraySpec, np.ndarray]]
-) -> Iterator[tuple[Path, tuple[Any, ...]]]:
-    """All zarr.json files, and the chunks of the arrays that are written at once."""
-    group, compressor = folder / GROUP, attributes.storage.compressor
-    for spec in [*specs_of(attributes, plan).values(), *(spec for spec, _ in whole)]:
-        yield group / spec.name / "zarr.json", (readable(spec.to_metadata(compressor)),)
-    for spec, values in whole:
-        for index, row in enumerate(range(0, spec.shape[0], spec.chunks[0])):
-            part = values[row : row + spec.chunks[0]]
-            yield group / spec.key(index, *([0] * (len(spec.dims) - 1))), encode_chunk(part, spec, compressor)
-    yield group / "zarr.json", (group_json(attributes.to_dict()),)
-
-
-def _check_agreement(
-    plan: Plan,
-    attributes: Attributes,
-    layers: Sequence[int],
-    d_model: int,
-    storage_dtype: str,
-    sites: Sequence[str],
-    compressor: str | None,
-) -> None:
-    """The arguments say what the attributes say: a store that contradicts its own card is refused."""
+def _bytes_of(attributes: Attributes, plan: Plan, n_blocks: int) -> int:
+    """Bytes that so many blocks will take; with a compressor at least half of what they have without."""
     storage = attributes.storage
-    pairs = {
-        "plan digest": (plan.digest, attributes.plan.digest),
-        "n_blocks": (plan.n_blocks, attributes.plan.n_blocks),
-        "layers": (list(layers), list(storage.layers)),
-        "d_model": (d_model, attributes.model.d_model),
-        "storage dtype": (storage_dtype, storage.dtype),
-        "sites": (list(sites), list(storage.sites)),
-        "compressor": (compressor, storage.compressor),
-    }
-    for name, (given, stated) in pairs.items():
-        if given != stated:
-            raise UsageError(f"{name} is {given!r}, the attributes say {stated!r}")
-    if len(set(sites)) != len(sites) or not set(sites) <= set(SITES):
-        raise UsageError(f"sites {list(sites)} must be different ones of {', '.join(SITES)}")
-    if plan.n_blocks > MAX_BLOCKS:
-        raise UsageError(f"{plan.n_blocks} blocks, at most {MAX_BLOCKS} are allowed; choose a larger block")
+    n_sites = sum(site in LAYER_SITES for site in storage.sites)
+    itemsize, n_tokens = numpy_dtype(storage.dtype).itemsize, min(n_blocks * plan.block, plan.n_tokens)
+    need = store_bytes(n_tokens, plan.block, attributes.model.d_model, len(storage.layers), n_sites, itemsize)
+    return need if storage.compressor is None else need // 2
 
 
 def _check_block(

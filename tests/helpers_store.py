@@ -73,7 +73,7 @@ def make_store(
 
 
 def begin(path: Path, data: Synthetic) -> StoreWriter:
-    return StoreWriter.create(
+    return StoreWriter.begin(
         path,
         plan=data.plan,
         attributes=data.attributes,
@@ -94,6 +94,20 @@ def commit(writer: StoreWriter, data: Synthetic, block: int) -> None:
     row0, row1 = data.plan.block_range(block)
     values = {site: data.sites[site][..., row0:row1, :] for site in data.sites}
     writer.commit(block, columns, sites, {site: statistics(found) for site, found in values.items()})
+
+
+def write_all(path: Path, data: Synthetic) -> str:
+    """Begin the store or go on with it, commit what is missing, seal; the digest of the seal."""
+    writer = begin(path, data)
+    for block in sorted(set(range(data.plan.n_blocks)) - writer.committed):
+        commit(writer, data, block)
+    return writer.seal()
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Every file of a store by its name, but for the facts of runs."""
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
+    return {name: file.read_bytes() for name, file in sorted(files.items()) if not name.startswith("runs/")}
 
 
 def statistics(values: np.ndarray) -> dict[str, list]:
@@ -410,4 +424,6 @@ __all__ = [
     "normalise",
     "statistics",
     "synthetic",
+    "tree",
+    "write_all",
 ]

@@ -113,11 +113,8 @@ def test_a_failing_writer_stops_the_run_at_once_with_its_own_error(
     with pytest.raises(Stopped, match="the writer is broken"):
         harvested(tmp_path / "store", model=model, tokens=900, block=30)
     assert len(forwards) < 50, "30 blocks of at least one pass each, and a dozen for the proof"
-    left = Reader.open(tmp_path / "store", require_seal=False)
-    assert sorted(path.name for path in (left.path / "blocks").glob("*.json")) == [
-        "000000.json",
-        "000001.json",
-    ]
+    names = sorted(path.name for path in (tmp_path / "store" / "blocks").glob("*.json"))
+    assert names == ["000000.json", "000001.json"]
 
 
 @pytest.mark.parametrize("n_good", [0, 3, 30, 60, 150])

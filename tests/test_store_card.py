@@ -34,7 +34,7 @@ def test_the_code_of_the_card_runs_in_its_folder(
 def test_the_card_says_what_the_store_is(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", **SETTINGS, storage_dtype="bfloat16")
     text = (store / "README.md").read_text(encoding="utf-8")
-    assert text.startswith("---\npretty_name: s\nlicense: ")
+    assert text.startswith('---\npretty_name: "s"\nlicense: ')
     for part in (
         "500 token rows",
         "layers\n2, 5",
@@ -50,11 +50,18 @@ def test_the_card_says_what_the_store_is(tmp_path: Path) -> None:
 
 
 def test_stored_strings_cannot_change_the_page(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s", **SETTINGS, model_name="evil | <script>x</script>\n# [t](u) `c` {0}")
+    """Nothing of a model's or a folder's name is read as Markdown, HTML or YAML."""
+    evil = "evil | <script>x</script> # [t](http://u) `c` {0} **b** ![i](x) $y$"
+    store = make_store(tmp_path / "a: [b] 'c' # d `e` *f*", **SETTINGS, model_name=evil)
     text = (store / "README.md").read_text(encoding="utf-8")
-    assert "<script>" not in text
-    assert "\n# [t]" not in text
-    assert "evil" in text
+    assert text.startswith('---\npretty_name: "a b c d e f"\nlicense: ')
+    outside = re.sub(r"`[^`\n]*`", "", text)  # what is not code
+    for part in ("<script>", "[t]", "http://u", "**b**", "$y$", "evil"):
+        assert part in text
+        assert part not in outside
+    row = next(line for line in text.splitlines() if line.startswith("| model |"))
+    assert row.count("|") == 3
+    assert "\n# a b c d e f\n" in text
 
 
 def test_info_of_a_sealed_and_of_an_unfinished_store(tmp_path: Path) -> None:

@@ -209,3 +209,19 @@ def flip(path: Path, bit: int) -> None:
     content = bytearray(path.read_bytes())
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
+
+
+def test_a_store_in_the_middle_of_a_replacement_is_not_read(store: Path) -> None:
+    (store / "replacing").mkdir()
+    (store / "replacing/READY").write_bytes(b"{}")
+    with pytest.raises(StoreNotSealed, match="interrupted; run `nearline repair` again"):
+        Reader.open(store)
+
+
+def test_a_harvest_that_was_stopped_while_it_was_sealed_is_told_to_seal(store: Path) -> None:
+    (store / "SEALED").unlink()
+    with pytest.raises(StoreNotSealed, match="run `nearline seal`"):
+        Reader.open(store)
+    (store / CHUNK).unlink()
+    with pytest.raises(StoreNotSealed, match="incomplete copy: 1 of its files"):
+        Reader.open(store)

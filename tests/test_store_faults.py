@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers_store import begin, commit, make_store, synthetic
+from helpers_store import begin, commit, make_store, synthetic, tree, write_all
 from nearline.store import (
     EnvironmentFault,
     IncompleteError,
@@ -22,6 +22,7 @@ from nearline.store import (
     durable,
     info,
 )
+from nearline.store.beginning import claim_store
 from nearline.store.layout import TOKEN_COLUMNS
 
 SETTINGS: dict[str, Any] = {"n_tokens": 40, "block": 20, "n_layers": 1, "d": 4, "sequence_length": 10}
@@ -45,13 +46,6 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, n: int, error: BaseExcep
 
     monkeypatch.setattr(durable.os, name, failing)
     return lambda: count
-
-
-def write_all(path: Path) -> None:
-    writer = begin(path, DATA)
-    for block in range(DATA.plan.n_blocks):
-        commit(writer, DATA, block)
-    writer.seal()
 
 
 def check_nothing_pretends(path: Path) -> int:
@@ -80,8 +74,16 @@ def check_nothing_pretends(path: Path) -> int:
 def count_calls(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> int:
     with monkeypatch.context() as patch:
         count = fail_at(patch, name, 10**9, OSError())
-        write_all(tmp_path / "counted")
+        write_all(tmp_path / "counted" / "s", DATA)
         return count()
+
+
+def ordinals(n_calls: int, step: int, request: pytest.FixtureRequest) -> list[int]:
+    """Which calls fail in turn: the first ones, the last ones and every `step`-th; all with --run-long."""
+    every = range(1, n_calls + 1)
+    if request.config.getoption("--run-long"):
+        return list(every)
+    return sorted({*every[:2], *every[-2:], *every[::step]})
 
 
 @pytest.fixture(autouse=True)
@@ -90,35 +92,37 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
 
 
-def test_a_full_disk_at_every_write_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    n_calls = count_calls(monkeypatch, "write", tmp_path)
-    committed = set()
-    for n in range(1, n_calls + 1):
-        path = tmp_path / f"s{n}"
-        with monkeypatch.context() as patch:
-            fail_at(patch, "write", n, OSError(errno.ENOSPC, "No space left on device"))
-            with pytest.raises(EnvironmentFault, match="no space is left"):
-                write_all(path)
-        committed.add(check_nothing_pretends(path))
-    assert committed == {0, 1, 2}
+FAULTS = {
+    "write": (OSError(errno.ENOSPC, "No space left on device"), "no space is left", 5),
+    "fsync": (OSError(errno.EIO, "Input/output error"), "Input/output error", 11),
+    "replace": (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota is used up", 4),
+    "link": (OSError(errno.ENOSPC, "No space left on device"), "no space is left", 4),
+    "mkdir": (OSError(errno.EIO, "Input/output error"), "Input/output error", 7),
+}
 
 
-def test_a_failing_sync_at_every_call_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_at_every_call_is_one_clear_error_and_the_store_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, name: str
 ) -> None:
-    n_calls = count_calls(monkeypatch, "fsync", tmp_path)
-    for n in range(1, n_calls + 1, 3):
-        path = tmp_path / f"s{n}"
+    """Nothing pretends to be whole, committed blocks stay, the same steps again give the same bytes."""
+    error, message, step = FAULTS[name]
+    n_calls = count_calls(monkeypatch, name, tmp_path)
+    calm = tree(tmp_path / "counted" / "s")
+    assert n_calls > 20
+    for n in ordinals(n_calls, step, request):
+        path = tmp_path / f"{n}" / "s"
         with monkeypatch.context() as patch:
-            fail_at(patch, "fsync", n, OSError(errno.EIO, "Input/output error"))
-            with pytest.raises(EnvironmentFault, match="Input/output error"):
-                write_all(path)
-        if not (
-            path / "SEALED"
-        ).exists():  # the sync after the last rename may fail: the store is whole by then
-            check_nothing_pretends(path)
+            fail_at(patch, name, n, error)
+            with pytest.raises(EnvironmentFault, match=message):
+                write_all(path, DATA)
+        n_committed = 0
+        if not (path / "SEALED").exists():  # or the sync after the last link failed: it was whole by then
+            n_committed = check_nothing_pretends(path)
+        writer = begin(path, DATA)
+        assert len(writer.committed) >= n_committed
+        write_all(path, DATA)
+        assert tree(path) == calm
 
 
 def test_a_crash_at_every_rename_leaves_no_block_without_its_record(
@@ -135,13 +139,13 @@ def test_a_crash_at_every_rename_leaves_no_block_without_its_record(
 
     monkeypatch.setattr(Path, "replace", counted)
     stop = 10**9
-    write_all(tmp_path / "counted")
+    write_all(tmp_path / "counted", DATA)
     total = calls
     for stop in range(1, total + 1):
         calls = 0
         path = tmp_path / f"s{stop}"
         with pytest.raises(Crash):
-            write_all(path)
+            write_all(path, DATA)
         check_nothing_pretends(path)
 
 
@@ -151,11 +155,11 @@ def test_a_crash_before_the_record_leaves_no_committed_block(
     writer = begin(tmp_path / "s", DATA)
     commit(writer, DATA, 0)
 
-    def crash(*args: object) -> None:
+    def crash(*args: object, **kwargs: object) -> None:
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_file", crash)
+        patch.setattr(durable, "create_file", crash)
         with pytest.raises(Crash):
             commit(writer, DATA, 1)
     assert (
@@ -205,10 +209,15 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_finished_store_is_not_written_over(tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", **SETTINGS)
-    before = (path / "SEALED").read_bytes()
-    with pytest.raises(UsageError, match="not empty"):
-        begin(path, DATA)
-    assert (path / "SEALED").read_bytes() == before
+    before = tree(path)
+    with pytest.raises(UsageError, match="name a new folder"):
+        begin(path, synthetic(**SETTINGS, seed=1))
+    writer = begin(path, DATA)  # the same one: nothing is left to do
+    assert writer.sealed
+    assert writer.committed == {0, 1}
+    assert tree(path) == before
+    with pytest.raises(UsageError, match="committed already"):
+        commit(writer, DATA, 0)
 
 
 def test_a_folder_that_cannot_be_written_is_an_environment_fault(
@@ -218,26 +227,32 @@ def test_a_folder_that_cannot_be_written_is_an_environment_fault(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "touch", refuse)  # chmod would not stop a superuser
-    with pytest.raises(EnvironmentFault, match="permission is denied"):
-        claim_folder(tmp_path / "new")
+    for claim in (claim_folder, claim_store):
+        with pytest.raises(EnvironmentFault, match="permission is denied"):
+            claim(tmp_path / "new")
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(EnvironmentFault, match="permission is denied"):
         begin(tmp_path / "deep" / "new", DATA)
 
 
-def test_of_two_writers_in_one_empty_folder_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, first = durable.claim_folder, []
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_writers_in_one_empty_folder_share_the_store_or_the_second_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    real, first = durable.create_files, []
 
-    def overtaken(path: Path) -> Path:
-        claimed = real(path)
-        if not first:  # another process begins between the look and the claim
+    def overtaken(*args: Any) -> list[bool]:
+        if not first:  # another process begins between the look and the first file
             first.append(True)
-            begin(path, DATA)
-        return claimed
+            begin(tmp_path / "s", synthetic(**SETTINGS, seed=seed))
+        return real(*args)
 
-    monkeypatch.setattr(durable, "claim_folder", overtaken)
-    with pytest.raises(UsageError, match="another run"):
-        begin(tmp_path / "s", DATA)
+    monkeypatch.setattr(durable, "create_files", overtaken)
+    if seed == 0:
+        assert not begin(tmp_path / "s", DATA).begun_here
+    else:
+        with pytest.raises(UsageError, match=r"was begun with `corpus.spec` = 'synthetic:1'"):
+            begin(tmp_path / "s", DATA)
     assert info(tmp_path / "s")["n_blocks"] == 2
 
 
@@ -308,5 +323,5 @@ def test_a_store_that_contradicts_its_attributes_is_refused(
         "affine": DATA.affine,
     }
     with pytest.raises(NearlineError, match=message):
-        StoreWriter.create(tmp_path / "s", **{**arguments, **changes})
+        StoreWriter.begin(tmp_path / "s", **{**arguments, **changes})
     assert not (tmp_path / "s").exists()

@@ -150,7 +150,7 @@ def test_settings_and_store_paths_survive_and_move_along(tmp_path: Path) -> None
     assert study.settings() == expected
     (tmp_path / "work").rename(tmp_path / "moved")
     moved = Study.open(tmp_path / "moved" / "study")
-    assert moved.stores()["python docs"].resolve() == (tmp_path / "moved" / "store").resolve()
+    assert Path(moved.stores()["python docs"]).resolve() == (tmp_path / "moved" / "store").resolve()
     with pytest.raises(UsageError, match="object"):
         study.write_settings({}, {"bad": object()})
 

@@ -138,7 +138,7 @@ def test_what_is_no_mistake_of_the_user_has_its_own_code(
     def fail(*_: object) -> Callable[[], None]:
         raise failure
 
-    monkeypatch.setattr("nearline.workflows.cli.read_toml", fail)
+    monkeypatch.setattr("nearline.workflows.commands_stores.read_toml", fail)
     assert run([*COLLECT, "docs:python", "out"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
     assert not Path(os.fspath(world / "out" / "SEALED")).exists()

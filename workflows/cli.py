@@ -12,168 +12,19 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pydantic
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import CycloptsError
 
-from .. import __version__
-from ..analyze.settings import FitSettings
-from ..collect.settings import HarvestSettings
 from ..store import NearlineError
 from ..store.settings import first_problem
-from . import show
-from .flags import flags_of, given, read_toml
-from .progress import progress_for
+from . import commands_stores, commands_studies
+from .app import CollectFlags, FitFlags, app
 
 EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_BUG, EXIT_INTERRUPTED = 2, 4, 70, 130
+COMMANDS = (commands_stores, commands_studies)  # importing a module of commands registers them
 _ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE)
-
-CollectFlags = flags_of(HarvestSettings, leave_out=("model", "corpus"))
-FitFlags = flags_of(FitSettings)
-
-Json = Annotated[bool, Parameter(name="--json", help="Print the facts as JSON.", negative="")]
-Config = Annotated[Path | None, Parameter(help="TOML file with the same names as the flags; flags win.")]
-
-app = App(
-    name="nearline",
-    help="Harvest a language model's MLP inputs and outputs once; then measure which are nearly linear.",
-    version=__version__,
-    help_format="plaintext",
-    suppress_keyboard_interrupt=False,
-)
-
-
-@app.command
-def collect(
-    model: str,
-    corpus: str,
-    store: Path,
-    /,
-    *,
-    config: Config = None,
-    flags: Annotated[CollectFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
-    as_json: Json = False,
-) -> None:
-    """Harvest a model's MLP inputs and outputs on a corpus into a new store.
-
-    Parameters
-    ----------
-    model
-        A bundled model (tiny-gpt2, tiny-pythia), a local folder or a Hub id.
-    corpus
-        docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].
-    store
-        The folder to write; it must be new or empty.
-    """
-    from ..collect.settings import parse
-
-    settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
-    from ..collect.harvesting import collect as run
-
-    with progress_for() as progress:
-        result = run(settings, store, progress)
-    show.harvest(result, as_json)
-
-
-@app.command
-def sites(
-    model: str, /, *, gguf_file: str | None = None, revision: str | None = None, as_json: Json = False
-) -> None:
-    """List the tensors that can be harvested from a model, and the modules they come from.
-
-    Parameters
-    ----------
-    model
-        A bundled model, a local folder or a Hub id; its weights are not loaded where the config suffices.
-    gguf_file
-        Name of a GGUF file inside the model's folder.
-    revision
-        Commit, branch or tag of a Hub model.
-    """
-    from ..collect.sites import sites as list_sites
-
-    show.sites(list_sites(model, revision=revision, gguf_file=gguf_file), as_json)
-
-
-@app.command
-def info(store: Path, /, *, as_json: Json = False) -> None:
-    """Say what a store holds, and whether it is whole."""
-    from ..store import info as facts_of
-
-    show.info(facts_of(store), as_json)
-
-
-@app.command
-def seal(store: Path, /, *, as_json: Json = False) -> None:
-    """Seal a store whose blocks are all committed; `collect` does so itself when nothing stops it."""
-    from ..store import seal as run
-
-    show.path("seal", run(store), as_json)
-
-
-@app.command
-def fit(
-    study: Path,
-    /,
-    *stores: Path,
-    config: Config = None,
-    flags: Annotated[FitFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
-    as_json: Json = False,
-) -> None:
-    """Fit a linear surrogate to every MLP and measure each token's need for the nonlinearity.
-
-    Parameters
-    ----------
-    study
-        The folder of results; made when it does not exist.
-    stores
-        One or more sealed stores of one model.
-    """
-    from ..analyze.fit import fit as run
-    from ..analyze.settings import parse
-
-    settings = parse({**read_toml(config), **given(flags)})
-    with progress_for() as progress:
-        run(study, list(stores), settings, progress)
-    show.study(study, as_json)
-
-
-@app.command
-def report(study: Path, /, *, out: Path | None = None, as_json: Json = False) -> None:
-    """Write a study's report: one HTML page that opens without a network.
-
-    Parameters
-    ----------
-    study
-        A study that has been fitted.
-    out
-        Where to write the page; default: report.html inside the study.
-    """
-    from ..reports import report as run
-
-    show.path("report", run(study, out), as_json)
-
-
-@app.command
-def quickstart(
-    out: Path = Path("nearline-quickstart"), /, *, tokens: int | None = None, as_json: Json = False
-) -> None:
-    """Collect, fit and report both bundled models on built-in English, in about a minute.
-
-    Parameters
-    ----------
-    out
-        The folder for stores and studies. What is already there and current is not done again.
-    tokens
-        Token rows per store.
-    """
-    from .quickstart import quickstart as run
-
-    with progress_for() as progress:
-        result = run(out, progress, tokens=tokens)
-    show.quickstart(result, as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -190,6 +41,8 @@ def run(arguments: list[str]) -> int:
     except CycloptsError as error:
         words = _sentence(error)
         return _fail(f"{words} `nearline {_command(arguments)}--help` lists what is allowed.", EXIT_USAGE)
+    except commands_stores.Finished as answer:
+        return answer.exit_code
     except NearlineError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..store import Study
+from .progress import duration_text
+
+MAX_PROBLEMS = 20  # on a terminal; the first ones say what is going on
 
 
 def _jsonable(value: Any) -> Any:
@@ -76,8 +79,11 @@ def harvest(result: Any, as_json: bool) -> None:
         return _print_json(result)
     for note in result.notes:
         print(f"note: {note}")
-    print(f"{result.n_tokens:,} tokens in {result.seconds:.1f} s ({result.tokens_per_s:,.0f} tokens/s)")
-    print(f"store: {result.path}")
+    if result.n_collected:
+        rate = f"{result.tokens_per_s:,.0f} tokens/s"
+        print(f"{result.n_collected:,} tokens in {result.seconds:.1f} s ({rate})")
+    state = "sealed" if result.sealed else f"{result.n_committed:,} of {result.n_blocks:,} blocks committed"
+    print(f"store: {result.path} ({state})")
     return None
 
 
@@ -91,6 +97,98 @@ def sites(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 def info(facts: Mapping[str, Any], as_json: bool) -> None:
     """The facts of a store."""
     return _print_json(facts) if as_json else _print_facts(facts)
+
+
+def forecast(found: Any, as_json: bool) -> None:
+    """What a harvest will take."""
+    if as_json:
+        return _print_json(found)
+    rows = ", ".join(f"{name} {count:,}" for name, count in found.splits.items())
+    left = "" if not found.n_committed else f", {found.n_committed} of them committed"
+    room = "" if found.free_files is None else f"; room for {found.free_files:,}"
+    facts = {
+        "model": f"{found.model}: {len(found.layers)} layers, d = {found.d_model}, on {found.device}",
+        "corpus": found.corpus,
+        "rows": f"{found.n_tokens:,} in windows of {found.sequence_length}: {rows}",
+        "blocks": f"{found.n_blocks:,} of {found.block:,} rows{left}",
+        "store": f"{bytes_text(found.store_bytes)} in {found.storage_dtype}"
+        f"{' before ' + found.compressor if found.compressor else ''}, "
+        f"{bytes_text(found.bytes_per_token)} a token; {bytes_text(found.missing_bytes)} to write, "
+        f"{bytes_text(found.free_bytes)} free",
+        "files": f"{found.n_objects:,} chunk objects of up to {bytes_text(found.chunk_bytes)}, "
+        f"{found.n_files:,} files and {found.n_folders:,} folders in all{room}",
+        "memory": f"{_parts(found.host_bytes, found.host_parts)}; "
+        f"{bytes_text(found.available_bytes)} available",
+    }
+    if found.device != "cpu":
+        facts["GPU"] = (
+            f"{_parts(found.device_bytes, found.device_parts)}; {bytes_text(found.device_free_bytes)} free"
+        )
+    if (speeds := found.speeds) is not None:
+        rank = "" if found.world_size == 1 else f" for rank {found.rank} of {found.world_size}"
+        facts["time"] = (
+            f"{duration_text(speeds.seconds)}{rank}: model {duration_text(speeds.model_s)} "
+            f"({speeds.padded_tokens_per_s:,.0f} tokens/s, padding counted), "
+            f"disk {duration_text(speeds.write_s)} ({bytes_text(speeds.write_bytes_per_s)}/s) meanwhile; "
+            f"{duration_text(found.setup_s)} to start"
+        )
+    _print_facts(facts)
+    for limit in found.hub:
+        verdict = "fits" if limit.fits else "DOES NOT FIT"
+        print(f"Hub: {limit.name}: {limit.value:,} of {limit.limit:,}: {verdict}")
+    for note in found.notes:
+        print(f"note: {note}")
+    return None
+
+
+def _parts(total: int, parts: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items())
+    return f"{bytes_text(total)} at the peak ({listed})"
+
+
+def verified(found: Any, as_json: bool) -> None:
+    """What `verify` looked at, what is wrong and where."""
+    if as_json:
+        return _print_json({**_jsonable(found), "whole": found.whole, "counts": found.counts()})
+    for problem in found.problems[:MAX_PROBLEMS]:
+        print(f"{problem.kind}: {problem.message}")
+    if len(found.problems) > MAX_PROBLEMS:
+        print(f"... and {len(found.problems) - MAX_PROBLEMS:,} more (--json lists them all)")
+    if found.leftovers:
+        print(f"harmless leftovers: {len(found.leftovers):,}, first {found.leftovers[0]}")
+    n_read = "all" if found.n_objects_read == found.n_objects else f"{found.n_objects_read:,}"
+    looked = f"{found.n_files:,} files, {found.n_objects:,} chunk objects, the content of {n_read} read"
+    verdict = "whole" if found.level == "full" else "whole as far as was looked (--full reads everything)"
+    verdict = verdict if found.whole else "damaged" if found.damaged else "not whole"
+    print(f"{found.url}: {verdict}; {looked} ({bytes_text(found.n_bytes_read)})")
+    if found.damaged:
+        print("next: `nearline repair STORE` collects bad blocks again, or fetch the named files from a copy")
+    if found.digest:
+        print(f"seal: {found.digest}")
+    return None
+
+
+def repaired(result: Any, as_json: bool) -> None:
+    """What `repair` found and did."""
+    if as_json:
+        return _print_json(result)
+    for file in result.files[:MAX_PROBLEMS]:
+        print(f"damaged: {file}")
+    if len(result.files) > MAX_PROBLEMS:
+        print(f"... and {len(result.files) - MAX_PROBLEMS:,} more (--json lists them all)")
+    print(f"{result.note}\nstore: {result.path}\nseal: {result.digest}")
+    return None
+
+
+def moved(result: Any, as_json: bool) -> None:
+    """What `push` or `pull` did."""
+    if as_json:
+        return _print_json(result)
+    kept = f" ({result.n_kept:,} were there)" if result.n_kept else ""
+    moved_now = f"{result.n_files:,} files, {bytes_text(result.n_bytes)} moved{kept}"
+    print(moved_now if result.n_files or result.n_kept else "nothing to do: the store is there already")
+    print(f"store: {result.target}\nseal: {result.digest}")
+    return None
 
 
 def study(path: Path, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from ..store import NearlineError, Reader, UsageError
 from ..store.durable import write_file
+from ..store.parsing import parse_json
 
 State = Literal["done", "current"]
 
@@ -41,7 +42,7 @@ def store_step(name: str, store: Path, records: Path, key: str, run: Callable[[]
     """Make a store unless the one in place was made from the same key and is still sealed as it was."""
     record = records / f"{store.name}.json"
     if record.exists():
-        known = json.loads(record.read_text(encoding="utf-8"))
+        known = parse_json(record.read_bytes(), str(record))
         if known == {"key": key, "seal": _seal_of(store)}:
             return Step(name, "current")
         raise UsageError(

@@ -16,10 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_collect
 import bench_fit
+import bench_share
 import bench_store
+import bench_verify
 
 BENCHMARKS: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
     "store": bench_store.rows,
+    "share": bench_share.rows,
+    "verify": bench_verify.rows,
     "fit": bench_fit.rows,
     "collect": bench_collect.rows,
 }

@@ -1,0 +1,206 @@
+"""What a harvest needs of the machine: memory, space and files, computed here and nowhere else.
+
+In: a model's anatomy, the shape of a block buffer, a plan. Out: a frozen `Needs`, and the refusal, in one
+sentence, of what cannot fit. Buffers, weights and files are exact; the working memory of a forward pass is an
+estimate from the widths of one block: what is alive at once in its MLP, and in its attention where the
+scores are formed. Cost: a look at the shapes of the weights.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..store.durable import check_space
+from ..store.errors import EnvironmentFault
+from ..store.layout import BLOCK_BUFFERS, CRC_BYTES, block_bytes, n_objects, store_bytes
+from ..store.plan import Plan
+from .anatomy import Anatomy, unwrapped
+from .buffers import LAYER_SITES, Shape
+from .nll import rows_per_chunk
+
+SMALL_FILES = 31  # at most: 12 growing arrays, 6 whole ones with a chunk each, and 7 files beside them
+SCORES_FORMED = ("eager",)  # attention implementations that hold a score for each pair of positions
+# Copies alive at once of a row's stream (those of the norm, the hook and the residual among them) and of its
+# inner values in the MLP (some activation functions are formulas of many steps). With these, estimates were
+# 0.9 to 1.7 times what Llama, GPT-2 and GPT-NeoX took on a CPU in float32 and bfloat16.
+STREAM_COPIES, INNER_COPIES = 6, 4
+UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where the system does not say how much is available
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes, by where they are: in the host's memory, on the device (a CPU's is the host's), on the disk."""
+
+    device: str
+    model_bytes: int  # device
+    batch_bytes: int  # device: activations of the largest batch
+    logits_bytes: int  # device: logits of a few hundred rows and their loss
+    buffer_bytes: int  # host: a block being filled and one being written
+    packing_bytes: int  # host: the chunk being encoded
+    store_bytes: int  # disk: all chunk objects, before any compressor
+    n_files: int
+    n_folders: int
+    most_entries: int  # of one folder
+    chunk_bytes: int  # of the largest file
+
+    @property
+    def device_bytes(self) -> int:
+        """The peak on the device."""
+        return self.model_bytes + self.batch_bytes + self.logits_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What a run takes of the host beyond the process as it is with its model loaded."""
+        here = self.batch_bytes + self.logits_bytes if self.device == "cpu" else 0
+        return self.buffer_bytes + self.packing_bytes + here
+
+
+def needs_of(anatomy: Anatomy, shape: Shape, plan: Plan) -> Needs:
+    """Of a whole harvest by this plan."""
+    n_layers, n_sites = len(shape.layers), len(LAYER_SITES)
+    sizes = (shape.d_model, n_layers, n_sites, shape.itemsize)
+    chunk_bytes = shape.block * shape.d_model * shape.itemsize + CRC_BYTES
+    padded, longest = largest_batch(plan)
+    return Needs(
+        device=anatomy.device.type,
+        model_bytes=model_bytes(anatomy),
+        batch_bytes=activation_bytes(anatomy, padded, longest),
+        logits_bytes=logits_bytes(anatomy, padded),
+        buffer_bytes=BLOCK_BUFFERS * block_bytes(shape.block, *sizes),
+        packing_bytes=chunk_bytes,
+        store_bytes=store_bytes(plan.n_tokens, shape.block, *sizes),
+        n_files=n_objects(plan.n_tokens, shape.block, n_layers, n_sites) + SMALL_FILES,
+        n_folders=plan.n_blocks * (n_layers * n_sites + 1),
+        most_entries=max(plan.n_blocks, n_layers),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def largest_batch(plan: Plan) -> tuple[int, int]:
+    """Padded tokens of the largest batch, and the longest sequence."""
+    return int(padded_tokens(plan).max()), int(plan.length.max())
+
+
+def padded_tokens(plan: Plan) -> np.ndarray:
+    """Of each batch: its number of sequences times the longest of them."""
+    starts = np.flatnonzero(np.diff(plan.sequence_batch, prepend=-1))
+    return np.maximum.reduceat(plan.length, starts).astype(np.int64) * np.diff(
+        starts, append=plan.n_sequences
+    )
+
+
+def model_bytes(anatomy: Anatomy) -> int:
+    """Weights and buffers, shared ones once."""
+    model = anatomy.model
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def activation_bytes(anatomy: Anatomy, padded: int, longest: int) -> int:
+    """What a forward pass of `padded` tokens holds at its peak."""
+    block, itemsize = anatomy.layers[0].block, anatomy.dtype.itemsize
+    inner = max((max(weight.shape) for weight in block.parameters() if weight.ndim > 1), default=0)
+    row = STREAM_COPIES * anatomy.d_model + INNER_COPIES * inner
+    config: Any = unwrapped(anatomy.model).config
+    scores = 0
+    if getattr(config, "_attn_implementation", None) in SCORES_FORMED:
+        n_heads = getattr(config.get_text_config(), "num_attention_heads", 1)
+        scores = 2 * n_heads * longest * max(itemsize, 4)  # before and after the softmax
+    return padded * (row * itemsize + scores)
+
+
+def logits_bytes(anatomy: Anatomy, padded: int) -> int:
+    """Logits of as many rows as go at once, as the head gives them and in float32, and their log-softmax."""
+    rows, itemsize = min(rows_per_chunk(anatomy.vocab_size), padded), anatomy.dtype.itemsize
+    return rows * anatomy.vocab_size * (8 if itemsize == 4 else itemsize + 8)
+
+
+def check_needs(needs: Needs, folder: Path, missing_bytes: int) -> None:
+    """Refuse what cannot fit, before the first forward pass. `missing_bytes` of the store are not written
+    yet, into `folder` (which exists) or one below it."""
+    check_host(needs.buffer_bytes, needs.host_bytes - needs.buffer_bytes)
+    check_device(needs)
+    check_space(folder, missing_bytes)
+    check_files(folder, (needs.n_files + needs.n_folders) * missing_bytes // needs.store_bytes)
+
+
+def check_host(buffer_bytes: int, other_bytes: int) -> None:
+    available = available_memory_bytes()
+    if buffer_bytes + other_bytes > available:
+        raise EnvironmentFault(
+            f"block buffers need {buffer_bytes / 2**20:,.1f} MiB and a batch {other_bytes / 2**20:,.1f} MiB, "
+            f"this machine has {available / 2**20:,.1f} MiB available. "
+            "Set a lower memory_limit, a smaller block or batch_tokens, or fewer layers."
+        )
+
+
+def check_device(needs: Needs) -> None:
+    """The model is on the device already: only what a batch takes is still to come."""
+    free, more = free_device_bytes(needs.device), needs.batch_bytes + needs.logits_bytes
+    if free is not None and more > free:
+        raise EnvironmentFault(
+            f"one batch needs {more / 2**20:,.1f} MiB on the GPU beside the model, "
+            f"{free / 2**20:,.1f} MiB are free. Set a lower batch_tokens, or a shorter sequence_length."
+        )
+
+
+def free_device_bytes(device: str) -> int | None:
+    """What torch may still take of a GPU; None on a CPU."""
+    if device != "cuda":
+        return None
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # torch's own, free to use again
+    return torch.cuda.mem_get_info()[0] + unused
+
+
+def check_files(folder: Path, need: int) -> None:
+    """A chunk costs a file and a folder, and some file systems are made for few of them."""
+    free = free_files(folder)
+    if free is not None and need > free:
+        raise EnvironmentFault(
+            f"{folder}: {need:,} files and folders are needed, the file system has room for {free:,}; "
+            "choose another disk, a larger block, or lower tokens or layers"
+        )
+
+
+def free_files(folder: Path) -> int | None:
+    """How many more files and folders the file system takes; None where it does not say."""
+    if not hasattr(os, "statvfs"):
+        return None
+    found = os.statvfs(folder)
+    return found.f_favail if found.f_files else None
+
+
+def available_memory_bytes() -> int:
+    """What this process may still take: the system's word and its control group's, whichever is less."""
+    found = [*_meminfo(Path("/proc/meminfo")), *_control_group(Path("/sys/fs/cgroup"))]
+    return min(found, default=UNKNOWN_MEMORY_BYTES)
+
+
+def process_bytes() -> int:
+    """Memory that this process holds now; where the system does not say, the most it ever held."""
+    status = Path("/proc/self/statm")
+    if status.is_file():
+        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource  # not on Windows, where nothing here is known
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _meminfo(path: Path) -> list[int]:
+    if not path.is_file():
+        return []
+    lines = (line.split() for line in path.read_text().splitlines())
+    return [int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"]
+
+
+def _control_group(folder: Path) -> list[int]:
+    limit, used = folder / "memory.max", folder / "memory.current"
+    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
+        return []
+    return [max(int(limit.read_text()) - int(used.read_text()), 0)]

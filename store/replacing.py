@@ -1,0 +1,132 @@
+"""Replacing several files of a store together: all of them, or none.
+
+In: a store folder, new contents by name, and names that go. Out: the folder with all of it done, whatever is
+interrupted where: the new contents are staged under replacing/, the file READY there decides, and whoever
+comes next finishes. Readers refuse a store that has replacing/READY. Cost: each new file is written twice.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from blake3 import blake3
+
+from . import durable, points
+from .disk import fault, locked, sync_folders
+from .errors import DamageError, UsageError
+from .parsing import MAX_JSON_BYTES, get_hex, get_list, get_object, parse_json, readable
+from .records import check_key
+
+JOURNAL = "replacing"
+READY = f"{JOURNAL}/READY"
+LOCK = f"{JOURNAL}/LOCK"
+STAGED = f"{JOURNAL}/new"
+BATCH = 200
+
+
+def replace_together(folder: Path, files: Mapping[str, bytes], remove: Iterable[str] = ()) -> None:
+    """Write `files` and remove the names in `remove`; after a crash `finish_replacing` does the rest, or
+    nothing was decided and nothing has changed."""
+    finish_replacing(folder)
+    forget_staged(folder)
+    durable.make_folder(folder / JOURNAL)
+    with locked(folder / LOCK) as mine:
+        if mine is False:
+            raise UsageError(_busy(folder))
+        for batch in _batches(list(files)):
+            durable.write_files(((folder / STAGED / name, (files[name],)) for name in batch), folder)
+        points.reached("replacing.staged")
+        digests = {name: blake3(content).hexdigest() for name, content in files.items()}
+        ready = readable({"schema": 1, "move": digests, "remove": list(remove)})
+        durable.write_files([(folder / READY, (ready,))], folder)
+        points.reached("replacing.ready")
+        _finish(folder)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Finish what `replace_together` decided and did not get done."""
+    if not (folder / READY).exists():
+        return
+    with locked(folder / LOCK) as mine:
+        if mine is False:
+            raise UsageError(_busy(folder))
+        if (folder / READY).exists():
+            _finish(folder)
+
+
+def forget_staged(folder: Path) -> None:
+    """Remove what a process that died had staged and not decided; it stays where nothing can be locked."""
+    if not (folder / JOURNAL).is_dir() or (folder / READY).exists():
+        return
+    with locked(folder / LOCK) as mine:
+        if mine and not (folder / READY).exists():
+            _clear(folder)
+
+
+def _busy(folder: Path) -> str:
+    return f"another process is changing {folder}; let it finish first"
+
+
+def _finish(folder: Path) -> None:
+    move, remove = _parse((folder / READY).read_bytes(), str(folder / READY))
+    _move(folder, move)
+    points.reached("replacing.moved")
+    _remove(folder, remove)
+    points.reached("replacing.removed")
+    durable.remove_file(folder / READY)
+    _clear(folder)
+
+
+def _parse(content: bytes, where: str) -> tuple[dict[str, str], list[str]]:
+    found = get_object(parse_json(content, where, MAX_JSON_BYTES), where, keys=("schema", "move", "remove"))
+    move = get_object(found["move"], f"{where}: `move`")
+    digests = {check_key(name, where): get_hex(move, name, where) for name in move}
+    return digests, [check_key(name, where) for name in get_list(found, "remove", where, str)]
+
+
+def _move(folder: Path, move: Mapping[str, str]) -> None:
+    """Copy the staged files into their places: a rename across folders may reach the disk by halves."""
+    names = list(move)
+    for count, batch in enumerate([names[:1], *_batches(names[1:])]):
+        files = [(folder / name, (_staged(folder, name, move[name]),)) for name in batch]
+        durable.write_files(files, folder)
+        if count == 0:
+            points.reached("replacing.half_moved")
+
+
+def _staged(folder: Path, name: str, digest: str) -> bytes:
+    path = folder / STAGED / name
+    content = path.read_bytes() if path.is_file() else b""
+    if blake3(content).hexdigest() != digest:
+        raise DamageError(
+            f"{path} is missing or damaged, so that a change of {folder} that was interrupted cannot be "
+            "finished; restore the store from a copy"
+        )
+    return content
+
+
+def _batches(names: list[str]) -> list[list[str]]:
+    """So many at once as a process may have open."""
+    return [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    """Remove files, and folders that are empty then."""
+    parents = set()
+    for name in names:
+        durable.unlink_file(folder / name)
+        parents.add((folder / name).parent)
+    sync_folders({parent for parent in parents if parent.is_dir()})
+    for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):
+        while parent != folder and parent.is_dir() and not any(parent.iterdir()):
+            with fault(parent, "remove"):
+                parent.rmdir()
+            parent = parent.parent
+
+
+def _clear(folder: Path) -> None:
+    """Remove the journal's folder, also one that was never decided."""
+    if (folder / JOURNAL).exists():
+        with fault(folder / JOURNAL, "remove"):
+            shutil.rmtree(folder / JOURNAL)
+        sync_folders({folder})

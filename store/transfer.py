@@ -1,0 +1,235 @@
+"""Moving a sealed store whole: `push` from this disk to any place, `pull` from any place to this disk.
+
+In: a sealed store and an empty place, or one where the same copy was cut short. Out: the same bytes there,
+and a Moved that counts them. Order: a mark that says what is coming, chunk objects, block records, metadata,
+README.md, manifest.json, SEALED, and the mark goes. So a copy cut short at any moment has no SEALED, is
+refused by every reader, and goes on where it stopped when the command is repeated. Each digest is checked on
+the way, and all sizes at the target before SEALED. Cost: one read, one BLAKE3 and one write a file; memory
+for 256 MiB in flight, and about 180 bytes a chunk object for the records.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from blake3 import blake3
+
+from . import durable, points
+from .carrying import (
+    DISK_THREADS,
+    Buffers,
+    Meter,
+    Moved,
+    Piece,
+    carry,
+    fetch,
+    in_parallel,
+    settle,
+    threads_for,
+)
+from .contents import Contents
+from .errors import DamageError, EnvironmentFault, StoreNotSealed, UsageError
+from .folder import CARD, Where, store_folder
+from .incomplete import PULLING, PUSHING
+from .manifest import MANIFEST, SEALED, read_seal
+from .marks import claim, create_settled, finish, read_or_none
+from .places import LocalPlace, WritablePlace, writable_place_of
+from .probe import require_exclusive_create
+from .progress import Progress, silent
+from .reader import Reader
+
+CARD_BYTES = 2**20  # of a README.md that is taken along
+
+
+def push(
+    store: str | Path,
+    to: Where,
+    *,
+    progress: Progress = silent,
+    allow_unsafe_create: bool = False,
+) -> Moved:
+    """Copy a sealed store of this machine to a folder, s3://, gs://, az:// or hf://datasets/…
+
+    A remote store that lets two writers create one file is refused unless `allow_unsafe_create`.
+    """
+    folder = store_folder(store)
+    if read_seal(LocalPlace(folder)) is None:
+        raise StoreNotSealed(
+            f"{folder} is not sealed; only a whole store is pushed: run `nearline seal` first"
+        )
+    contents = Contents.of(Reader.open(folder))
+    _check_present(contents)
+    target = writable_place_of(to)
+    if isinstance(target, LocalPlace):
+        _check_apart(folder, target.path)
+    elif read_seal(target) is None:
+        require_exclusive_create(target, allowed=allow_unsafe_create)
+    return _move(contents, target, PUSHING, "push", progress)
+
+
+def pull(
+    source: Where,
+    path: str | Path,
+    *,
+    layers: str | Sequence[int] | None = None,
+    sites: str | Sequence[str] | None = None,
+    split: str | Sequence[str] | None = None,
+    tokens: int | None = None,
+    progress: Progress = silent,
+) -> Moved:
+    """Copy a sealed store from anywhere into a folder of this machine; whole, or a selection of it.
+
+    `layers` ("4-9" or numbers), `sites`, `split` (names) and `tokens` (as many whole blocks as hold them)
+    give a smaller store that is valid by itself and names its parent.
+    """
+    reader = Reader.open(source)
+    if any(choice is not None for choice in (layers, sites, split, tokens)):
+        from .selection import choose, pull_selection
+
+        if (chosen := choose(reader, layers, sites, split, tokens)) is not None:
+            return pull_selection(reader, Path(path), chosen, progress)
+    return _move(Contents.of(reader), LocalPlace(path), PULLING, "pull", progress)
+
+
+def _move(contents: Contents, target: WritablePlace, mark: str, stage: str, progress: Progress) -> Moved:
+    source, manifest = contents.reader.place, _manifest_bytes(contents)
+    if isinstance(target, LocalPlace) and target.path.is_file():
+        raise UsageError(f"{target.url} is a file; name a new or an empty folder")
+    bulk = isinstance(target, BulkPlace)
+    meter = Meter(stage, contents.n_bytes, silent if bulk else progress)  # the Hub's upload reports itself
+    if bulk:
+        _prepare_bulk(contents, target)
+    if claim(target, mark, manifest, lambda sealed: sealed == contents.digest):
+        points.reached("transfer.begun")
+        if bulk:
+            _carry_bulk(contents, target, meter, progress)
+            target.delete(mark)
+            return Moved(source.url, target.url, contents.digest, meter.n_files, meter.n_bytes, 0)
+        there = _present(target)
+        if isinstance(target, LocalPlace):
+            durable.check_space(target.path, contents.n_bytes - sum(there.values()))
+        _carry_all(contents, target, there, meter)
+        _put_card(contents, target)
+        if not create_settled(target, MANIFEST, manifest):
+            raise UsageError(f"{target.where(MANIFEST)}: another store's manifest is here; name a new place")
+        points.reached("transfer.manifest_there")
+        if isinstance(target, LocalPlace) and set(there) != {mark}:
+            settle(target.path)
+        _check_arrived(contents, target)
+        finish(target, mark, manifest)
+        points.reached("transfer.sealed_there")
+    return Moved(source.url, target.url, contents.digest, meter.n_files, meter.n_bytes, meter.n_kept)
+
+
+def _carry_all(contents: Contents, target: WritablePlace, there: dict[str, int], meter: Meter) -> None:
+    """Chunk objects, then what makes a reader believe in them."""
+    source = contents.reader.place
+    n_threads = threads_for(source, target, contents.largest)
+
+    def bring(pieces: Iterable[Piece]) -> None:
+        carry(source, target, pieces, meter, n_threads, there)
+
+    bring(contents.chunks())
+    points.reached("transfer.chunks_there")
+    bring(contents.record_files())
+    points.reached("transfer.records_there")
+    bring(contents.metadata_files())
+    points.reached("transfer.metadata_there")
+
+
+@runtime_checkable
+class BulkPlace(WritablePlace, Protocol):
+    """A place where every write is a commit (the Hub): it takes a whole store at once."""
+
+    def upload(
+        self,
+        files: Sequence[tuple[str, Path]],
+        *,
+        last: Sequence[tuple[str, Path]],
+        progress: Progress = silent,
+    ) -> None: ...
+
+
+def _prepare_bulk(contents: Contents, target: BulkPlace) -> None:
+    """What the Hub does not take is refused first; a repository that is not there yet is made."""
+    from .hub_upload import check_limits
+
+    check_limits(target.url, *_bulk_files(contents))
+    target.upload([], last=[])
+
+
+def _carry_bulk(contents: Contents, target: BulkPlace, meter: Meter, progress: Progress) -> None:
+    """Check every digest, then hand all files over; manifest and seal go in the last commit."""
+    place, buffers = contents.reader.place, Buffers()
+    checked = Meter("check", contents.n_bytes, progress)
+
+    def check(piece: Piece) -> None:
+        fetch(place, piece, buffers)
+        checked.add(piece)
+
+    in_parallel(check, contents.pieces(), DISK_THREADS)
+    files, last = _bulk_files(contents)
+    target.upload(files, last=last, progress=progress)
+    for piece in contents.pieces():
+        meter.add(piece)
+
+
+def _bulk_files(contents: Contents) -> tuple[list[tuple[str, Path]], list[tuple[str, Path]]]:
+    folder = Path(contents.reader.path)
+    names = [piece.name for piece in contents.pieces()]
+    names += [CARD] if (folder / CARD).is_file() else []
+    return [(name, folder / name) for name in names], [(name, folder / name) for name in (MANIFEST, SEALED)]
+
+
+def _manifest_bytes(contents: Contents) -> bytes:
+    """manifest.json as it was sealed, to the byte."""
+    place = contents.reader.place
+    content = read_or_none(place, MANIFEST)
+    if content is None or blake3(content).hexdigest() != contents.digest:
+        raise DamageError(f"{place.where(MANIFEST)}: the file is not the one that was sealed")
+    return content
+
+
+def _put_card(contents: Contents, target: WritablePlace) -> None:
+    """README.md: not under the seal, a person may have edited it; absent is fine."""
+    place = contents.reader.place
+    size = place.size(CARD)
+    if size is not None and size <= CARD_BYTES and (content := read_or_none(place, CARD)) is not None:
+        target.put(CARD, content)
+
+
+def _check_present(contents: Contents) -> None:
+    """Before the first byte leaves: every file of the store is on disk with its size."""
+    place = contents.reader.place
+    for piece in contents.pieces():
+        if (size := place.size(piece.name)) != piece.size:
+            found = "is missing" if size is None else f"has {size} bytes, {piece.size} were sealed"
+            raise DamageError(
+                f"{place.where(piece.name)} {found}: a damaged store is not pushed; run `nearline verify` on "
+                "it, then repair it or fetch it again"
+            )
+
+
+def _check_apart(folder: Path, target: Path) -> None:
+    """A store is not copied into itself."""
+    inside = target.resolve()
+    if inside != folder.resolve() and folder.resolve() in inside.parents:
+        raise UsageError(f"{target} lies inside the store {folder}; name a folder outside")
+
+
+def _present(target: WritablePlace) -> dict[str, int]:
+    """Names and sizes of what an earlier run brought."""
+    listed = target.list()
+    return {} if listed is None else listed
+
+
+def _check_arrived(contents: Contents, target: WritablePlace) -> None:
+    """All files are at the target with their sizes, as the target itself says."""
+    listed = target.list()
+    for piece in contents.pieces():
+        size = listed.get(piece.name) if listed is not None else target.size(piece.name)
+        if size != piece.size:
+            found = "is not there" if size is None else f"has {size} bytes there, {piece.size} were sent"
+            raise EnvironmentFault(
+                f"{target.where(piece.name)} {found}: not sealed; run the same command again"
+            )

@@ -1,0 +1,278 @@
+"""Commands on stores: sites, plan, collect, seal, info, verify, repair, push, pull.
+
+In: arguments. Out: one call of a library function each, and what it found on standard output; a check that
+failed raises `Finished` with its exit code. Cost: that of the function; torch is loaded only by commands
+that run a model.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ..store import UsageError
+from . import show
+from .app import CollectFlags, Config, Json, app
+from .flags import given, read_toml
+from .progress import progress_for
+
+
+class Finished(Exception):
+    """The command did its work, and its answer is an exit code other than 0."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+@app.command
+def sites(
+    model: str, /, *, gguf_file: str | None = None, revision: str | None = None, as_json: Json = False
+) -> None:
+    """List the tensors that can be harvested from a model, and the modules they come from.
+
+    Parameters
+    ----------
+    model
+        A bundled model, a local folder or a Hub id; its weights are not loaded where the config suffices.
+    gguf_file
+        Name of a GGUF file inside the model's folder.
+    revision
+        Commit, branch or tag of a Hub model.
+    """
+    from ..collect.sites import sites as list_sites
+
+    show.sites(list_sites(model, revision=revision, gguf_file=gguf_file), as_json)
+
+
+@app.command
+def plan(
+    model: str,
+    corpus: str,
+    store: Path,
+    /,
+    *,
+    config: Config = None,
+    flags: Annotated[CollectFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+    probe: bool = True,
+    as_json: Json = False,
+) -> None:
+    """Say what a harvest will take, bytes, memory and time, before it is begun; refuse what cannot fit.
+
+    Parameters
+    ----------
+    model
+        A bundled model (tiny-gpt2, tiny-pythia), a local folder or a Hub id.
+    corpus
+        docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].
+    store
+        The folder that `collect` is meant to write; nothing is left in it.
+    probe
+        Time a few batches and a short write.
+    """
+    from ..collect.settings import parse
+
+    settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
+    from ..collect.forecast import forecast
+
+    with progress_for() as progress:
+        found = forecast(settings, store, probe=probe, progress=progress)
+    show.forecast(found, as_json)
+
+
+@app.command
+def collect(
+    model: str,
+    corpus: str,
+    store: Path,
+    /,
+    *,
+    config: Config = None,
+    flags: Annotated[CollectFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+    as_json: Json = False,
+) -> None:
+    """Harvest a model's MLP inputs and outputs on a corpus into a store; the same command continues it.
+
+    Parameters
+    ----------
+    model
+        A bundled model (tiny-gpt2, tiny-pythia), a local folder or a Hub id.
+    corpus
+        docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].
+    store
+        The folder to write: new, empty, or an unfinished store of the same settings.
+    """
+    from ..collect.settings import parse
+
+    settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
+    from ..collect.harvesting import collect as run
+    from ..collect.stopping import stop_on_signals
+
+    with progress_for() as progress, stop_on_signals() as stop:
+        result = run(settings, store, progress, stop)
+    show.harvest(result, as_json)
+
+
+@app.command
+def seal(store: Path, /, *, partial: bool = False, as_json: Json = False) -> None:
+    """Seal a store whose blocks are all committed; `collect` does so itself when nothing stops it.
+
+    Parameters
+    ----------
+    store
+        An unsealed store.
+    partial
+        Shorten the store to the blocks that are committed without a gap, for good, and seal that.
+    """
+    from ..store import seal as run
+
+    show.path("seal", run(store, partial=partial), as_json)
+
+
+@app.command
+def info(store: str, /, *, as_json: Json = False) -> None:
+    """Say what a store holds, and whether it is whole.
+
+    Parameters
+    ----------
+    store
+        A folder or a URL.
+    """
+    from ..store import info as facts_of
+
+    show.info(facts_of(store), as_json)
+
+
+@app.command
+def verify(
+    store: str,
+    /,
+    *,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    sample: str | None = None,
+    full: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Json = False,
+) -> None:
+    """Prove that a store is whole and undamaged, or name what is not: file, array, layer, tokens.
+
+    Parameters
+    ----------
+    store
+        A folder or a URL.
+    quick
+        Seal, metadata, and presence and size of every chunk object; no content is read.
+    sample
+        As quick, and the content of a share of the chunk objects, such as 5%.
+    full
+        Every byte and every value; what is done when nothing else is asked for.
+    """
+    from ..store import verify as run
+
+    if quick + full + (sample is not None) > 1:
+        raise UsageError("give one of --quick, --sample and --full")
+    level = "quick" if quick else "full" if sample is None else "sample"
+    with progress_for() as progress:
+        found = run(store, level=level, sample=_share(sample), progress=progress)
+    show.verified(found, as_json)
+    if found.exit_code:
+        raise Finished(found.exit_code)
+
+
+@app.command
+def repair(
+    store: Path, /, *, model: str | None = None, corpus: str | None = None, as_json: Json = False
+) -> None:
+    """Collect damaged blocks of a store again, where its model and corpus are at hand.
+
+    Parameters
+    ----------
+    store
+        A sealed store on this machine.
+    model
+        Where the model is now; default: the name that the store gives.
+    corpus
+        Where the corpus is now; default: the one that the store names.
+    """
+    from ..collect.repairing import repair as run
+
+    with progress_for() as progress:
+        result = run(store, model=model, corpus=corpus, progress=progress)
+    show.repaired(result, as_json)
+
+
+@app.command
+def push(store: Path, to: str, /, *, allow_unsafe_create: bool = False, as_json: Json = False) -> None:
+    """Copy a sealed store to a folder or a URL; a push that was cut off continues when repeated.
+
+    Parameters
+    ----------
+    store
+        A sealed store on this machine.
+    to
+        A folder, file:, s3://BUCKET/PATH, gs://, az:// or hf://datasets/OWNER/NAME.
+    allow_unsafe_create
+        This server lets two writers create one file; I know that nobody else pushes there.
+    """
+    from ..store import push as run
+
+    with progress_for() as progress:
+        moved = run(store, to, allow_unsafe_create=allow_unsafe_create, progress=progress)
+    show.moved(moved, as_json)
+
+
+@app.command
+def pull(
+    source: str,
+    store: Path,
+    /,
+    *,
+    layers: str | None = None,
+    sites: str | None = None,
+    split: str | None = None,
+    tokens: int | None = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a store, or a part of it, from a folder or a URL; a pull that was cut off continues when repeated.
+
+    Parameters
+    ----------
+    source
+        A folder, file:, s3://, gs://, az://, hf://datasets/OWNER/NAME or http(s)://.
+    store
+        The folder to write: new, empty, or an unfinished pull of the same store.
+    layers
+        Layers to take, such as 4-9,11.
+    sites
+        Sites to take, such as mlp_output,residual.
+    split
+        Take only blocks of this split: fit, gate or test.
+    tokens
+        Take the first blocks that hold this many token rows.
+    """
+    from ..store import pull as run
+    from ..store.settings import parse_layers
+
+    with progress_for() as progress:
+        moved = run(
+            source,
+            store,
+            layers=None if layers is None else parse_layers(layers),
+            sites=None if sites is None else [site.strip() for site in sites.split(",")],
+            split=split,
+            tokens=tokens,
+            progress=progress,
+        )
+    show.moved(moved, as_json)
+
+
+def _share(text: str | None) -> float:
+    """`5%` or `0.05` as 0.05."""
+    if text is None:
+        return 1.0
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"sample={text}: give a share above 0 and at most 1, such as 5% or 0.05")
+    return share

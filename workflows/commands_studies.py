@@ -1,0 +1,78 @@
+"""Commands on studies: fit, report, quickstart.
+
+In: arguments. Out: one call of a library function each, and what it found on standard output. Cost: that of
+the function.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from . import show
+from .app import Config, FitFlags, Json, app
+from .flags import given, read_toml
+from .progress import progress_for
+
+
+@app.command
+def fit(
+    study: Path,
+    /,
+    *stores: str,
+    config: Config = None,
+    flags: Annotated[FitFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+    as_json: Json = False,
+) -> None:
+    """Fit a linear surrogate to every MLP and measure each token's need for the nonlinearity.
+
+    Parameters
+    ----------
+    study
+        The folder of results; made when it does not exist.
+    stores
+        One or more sealed stores of one model, folders or URLs.
+    """
+    from ..analyze.fit import fit as run
+    from ..analyze.settings import parse
+
+    settings = parse({**read_toml(config), **given(flags)})
+    with progress_for() as progress:
+        run(study, list(stores), settings, progress)
+    show.study(study, as_json)
+
+
+@app.command
+def report(study: Path, /, *, out: Path | None = None, as_json: Json = False) -> None:
+    """Write a study's report: one HTML page that opens without a network.
+
+    Parameters
+    ----------
+    study
+        A study that has been fitted.
+    out
+        Where to write the page; default: report.html inside the study.
+    """
+    from ..reports import report as run
+
+    show.path("report", run(study, out), as_json)
+
+
+@app.command
+def quickstart(
+    out: Path = Path("nearline-quickstart"), /, *, tokens: int | None = None, as_json: Json = False
+) -> None:
+    """Collect, fit and report both bundled models on built-in English, in about a minute.
+
+    Parameters
+    ----------
+    out
+        The folder for stores and studies. What is already there and current is not done again.
+    tokens
+        Token rows per store.
+    """
+    from .quickstart import quickstart as run
+
+    with progress_for() as progress:
+        result = run(out, progress, tokens=tokens)
+    show.quickstart(result, as_json)
