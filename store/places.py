@@ -131,23 +131,7 @@ class LocalPlace:
             raise refused(self.where(name), "opened", error) from error
 
     def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
-        file = self.open(name)
-        try:
-            check_limit(file.size, limit, self.where(name))
-            content = bytearray(file.size)
-            view = memoryview(content)
-            while len(view):
-                n_read = file.readinto(view)
-                if n_read == 0:
-                    raise DamageError(f"{self.where(name)}: the file ended early")
-                view = view[n_read:]
-            return bytes(content)
-        except OSError as error:
-            if isinstance(error, NearlineError):
-                raise
-            raise refused(self.where(name), "read", error) from error
-        finally:
-            file.close()
+        return read_whole(self.open(name), limit, self.where(name))
 
     def size(self, name: str) -> int | None:
         try:
@@ -189,6 +173,26 @@ def refused(where: str, action: str, error: OSError) -> DamageError | Environmen
 def _refuse(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise EnvironmentFault(f"{error.filename}: cannot be listed ({error.strerror})") from error
+
+
+def read_whole(file: OpenFile, limit: int, where: str) -> bytes:
+    """The content of a file just opened, which is closed then."""
+    try:
+        check_limit(file.size, limit, where)
+        content = bytearray(file.size)
+        view = memoryview(content)
+        while len(view):
+            n_read = file.readinto(view)
+            if n_read == 0:
+                raise DamageError(f"{where}: the file ended early")
+            view = view[n_read:]
+        return bytes(content)
+    except OSError as error:
+        if isinstance(error, NearlineError):
+            raise
+        raise refused(where, "read", error) from error
+    finally:
+        file.close()
 
 
 def check_limit(size: int, limit: int, where: str) -> None:

@@ -22,7 +22,7 @@ from .clients import client_of
 from .errors import EnvironmentFault
 from .parsing import MAX_JSON_BYTES
 from .patience import PATIENCE, Patience, fail, is_passing
-from .places import OpenFile, Place, check_limit
+from .places import OpenFile, Place, read_whole
 from .scrub import Address, address_of, check_name
 
 T = TypeVar("T")
@@ -70,16 +70,7 @@ class HttpPlace:
         return RemoteFile(self._fetcher(name), self.where(name), self.patience)
 
     def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
-        file = self.open(name)
-        try:
-            check_limit(file.size, limit, self.where(name))
-            content = bytearray(file.size)
-            view = memoryview(content)
-            while len(view):
-                view = view[file.readinto(view) :]
-            return bytes(content)
-        finally:
-            file.close()
+        return read_whole(self.open(name), limit, self.where(name))
 
     def size(self, name: str) -> int | None:
         import obstore

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers_damage import everything, same
+from helpers_points import Crash
 from helpers_store import Synthetic, synthetic, tree, write_all
 from nearline import store as nearline_store
 from nearline.store import NearlineError, StoreNotFound, points
@@ -56,10 +57,6 @@ SETTINGS: dict[str, Any] = {
     "storage_dtype": "float16",
 }
 DATA = synthetic(**SETTINGS)
-
-
-class Crash(BaseException):
-    """The process dies here: no handler of ours may catch it and carry on."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from pathlib import Path
 from nearline.store import points
 
 
+class Crash(BaseException):
+    """The process dies here: no handler of ours may catch it and carry on."""
+
+
 def states(work: Callable[[], object], path: Path, to: Path) -> Iterator[tuple[str, Path]]:
     """Copies of the folder as a kill at every named point would leave it; temporaries included."""
     found: list[tuple[str, Path]] = []

@@ -15,6 +15,7 @@ from helpers_store import begin, commit, make_store, synthetic, tree, write_all
 from nearline.store import EnvironmentFault, Reader, disk, durable, points, seal
 from nearline.store.durable import create_file, create_files, sweep, write_file
 
+pytestmark = pytest.mark.sampled
 SETTINGS: dict[str, Any] = {"n_tokens": 30, "block": 10, "n_layers": 1, "d": 4, "sequence_length": 10}
 DATA = synthetic(**SETTINGS)
 PACKAGE = Path(points.__file__).parents[1]

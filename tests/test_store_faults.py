@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers_points import Crash
 from helpers_store import begin, commit, make_store, synthetic, tree, write_all
 from nearline.store import (
     EnvironmentFault,
@@ -25,12 +26,9 @@ from nearline.store import (
 from nearline.store.beginning import claim_store
 from nearline.store.layout import TOKEN_COLUMNS
 
+pytestmark = pytest.mark.sampled
 SETTINGS: dict[str, Any] = {"n_tokens": 40, "block": 20, "n_layers": 1, "d": 4, "sequence_length": 10}
 DATA = synthetic(**SETTINGS)
-
-
-class Crash(BaseException):
-    """The process dies here: no handler of ours may catch it and carry on."""
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, n: int, error: BaseException) -> Callable[[], int]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers_damage import cut, flip, swap
+from helpers_points import Crash
 from helpers_store import begin, commit, synthetic, tree, write_all
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -43,10 +44,6 @@ N_BLOCKS = DATA.plan.n_blocks
 DYING = [name for name in points.POINTS if name.startswith(("durable.", "writer.", "sealing."))]
 COPYING = [name for name in points.POINTS if name.startswith("transfer.")]
 SEAL = {"SEALED", "manifest.json"}
-
-
-class Crash(BaseException):
-    """The process dies here."""
 
 
 class Machine(RuleBasedStateMachine):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers_points import flip, some, states
+from helpers_points import Crash, flip, some, states
 from helpers_store import Synthetic, begin, commit, make_store, synthetic, tree, write_all
 from nearline.store import (
     DamageError,
@@ -26,13 +26,10 @@ from nearline.store import (
     seal,
 )
 
+pytestmark = pytest.mark.sampled
 SETTINGS: dict[str, Any] = {"n_tokens": 60, "block": 10, "n_layers": 1, "d": 4, "sequence_length": 10}
 DATA = synthetic(**SETTINGS)
 CHUNK = "activations.zarr/residual/c/0/{}/0"
-
-
-class Crash(BaseException):
-    """The process dies here: no handler of ours may catch it and carry on."""
 
 
 @pytest.fixture(autouse=True)

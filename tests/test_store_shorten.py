@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers_points import flip, some, states
+from helpers_points import Crash, flip, some, states
 from helpers_store import begin, commit, make_store, synthetic, tree, write_all
 from nearline.store import (
     DamageError,
@@ -21,13 +21,10 @@ from nearline.store import (
 )
 from nearline.store.replacing import READY, replace_together
 
+pytestmark = pytest.mark.sampled
 SETTINGS: dict[str, Any] = {"n_tokens": 60, "block": 10, "n_layers": 1, "d": 4, "sequence_length": 10}
 DATA = synthetic(**SETTINGS)
 CHUNK = "activations.zarr/residual/c/0/{}/0"
-
-
-class Crash(BaseException):
-    """The process dies here: no handler of ours may catch it and carry on."""
 
 
 @pytest.fixture(autouse=True)
