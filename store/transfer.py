@@ -177,7 +177,7 @@ def _carry_bulk(contents: Contents, target: BulkPlace, meter: Meter, progress: P
 def _bulk_files(contents: Contents) -> tuple[list[tuple[str, Path]], list[tuple[str, Path]]]:
     folder = Path(contents.reader.path)
     names = [piece.name for piece in contents.pieces()]
-    names += [CARD] if (folder / CARD).is_file() else []
+    names += [CARD] if (folder / CARD).is_file() and not (folder / CARD).is_symlink() else []
     return [(name, folder / name) for name in names], [(name, folder / name) for name in (MANIFEST, SEALED)]
 
 
@@ -191,8 +191,11 @@ def _manifest_bytes(contents: Contents) -> bytes:
 
 
 def _put_card(contents: Contents, target: WritablePlace) -> None:
-    """README.md: not under the seal, a person may have edited it; absent is fine."""
+    """README.md: not under the seal, a person may have edited it; absent is fine. A link is not followed:
+    nothing vouches for what it leads to, which may be a private file of whoever copies."""
     place = contents.reader.place
+    if isinstance(place, LocalPlace) and (place.path / CARD).is_symlink():
+        return
     size = place.size(CARD)
     if size is not None and size <= CARD_BYTES and (content := read_or_none(place, CARD)) is not None:
         target.put(CARD, content)

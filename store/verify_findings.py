@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import DamageError, EnvironmentFault
+from .names import printable
 from .places import Place
 
 KINDS = {
@@ -99,8 +100,9 @@ class Findings:
         named += [f"tokens {first}-{last}"] if tokens else []
         where = self.place.where(file)
         spot = f"{', '.join(named)} ({where})" if named else where
+        message = printable(f"{spot}: {text}")
         with self._lock:
-            self._problems.append(Problem(kind, file, array, layer, first, last, f"{spot}: {text}"))
+            self._problems.append(Problem(kind, file, array, layer, first, last, message))
 
     def count(self, *, files: int = 0, objects: int = 0, objects_read: int = 0, bytes_read: int = 0) -> None:
         with self._lock:

@@ -36,6 +36,7 @@ from nearline.store.patience import Patience
 from nearline.store.records import record_name
 from nearline.store.remote import remote_place
 from nearline.store.transfer import pull, push
+from nearline.store.verify import verify
 
 pytest_plugins = ("helpers_servers", "helpers_hub")
 
@@ -712,7 +713,6 @@ def test_the_first_error_stops_all_threads(n_threads: int) -> None:
 
 def test_any_order_of_copying_is_seen_as_incomplete_until_the_end(store: Path) -> None:
     """Other tools copy in any order: before the last file has arrived nobody takes the copy for whole."""
-    from nearline.store.verify import verify
 
     whole = {name: content for name, content in tree(store).items() if name != "README.md"}
     rng = random.Random(0)
@@ -740,3 +740,14 @@ def test_a_wrong_digest_in_the_target_of_a_push_to_a_folder_is_replaced(store: P
     path.write_bytes(bytes(path.stat().st_size))
     assert push(store, tmp_path / "copy").n_files == 1
     assert tree(tmp_path / "copy") == tree(store)
+
+
+def test_a_card_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Nothing vouches for the card: a store from elsewhere must not make us publish what it points at."""
+    store, secret = make_store(tmp_path / "s", **SMALL), tmp_path / "secret"
+    secret.write_text("private")
+    (store / "README.md").unlink()
+    (store / "README.md").symlink_to(secret)
+    push(store, tmp_path / "copy")
+    assert not (tmp_path / "copy/README.md").exists()
+    assert verify(tmp_path / "copy", level="full").whole

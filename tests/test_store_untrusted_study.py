@@ -144,7 +144,7 @@ def test_a_hostile_study_is_refused_by_name_and_costs_nothing(case: str, whole: 
 
 def parquet(**columns: Any) -> bytes:
     sink = io.BytesIO()
-    large = {"row_group_size": 2**28, "data_page_size": 2**28, "max_rows_per_page": 2**28}
+    large: Any = {"row_group_size": 2**28, "data_page_size": 2**28, "max_rows_per_page": 2**28}
     pq.write_table(pa.table(columns), sink, compression="zstd", **large)
     return sink.getvalue()
 

@@ -18,6 +18,7 @@ import pydantic
 from cyclopts import CycloptsError
 
 from ..store import NearlineError
+from ..store.names import printable
 from ..store.settings import first_problem
 from . import commands_stores, commands_studies
 from .app import CollectFlags, FitFlags, app
@@ -76,7 +77,8 @@ def _command(arguments: list[str]) -> str:
 
 
 def _fail(message: Any, code: int) -> int:
-    print(f"nearline: {message}", file=sys.stderr)
+    lines = map(printable, str(message).split("\n"))  # a name from elsewhere must not steer the terminal
+    print("nearline: " + "\n".join(lines), file=sys.stderr)
     return code
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..store import Study
+from ..store.names import printable
 from .progress import duration_text
 
 MAX_PROBLEMS = 20  # on a terminal; the first ones say what is going on
@@ -30,13 +31,13 @@ def _jsonable(value: Any) -> Any:
 
 
 def _print_json(value: Any) -> None:
-    json.dump(_jsonable(value), sys.stdout, indent=2, ensure_ascii=False)
+    json.dump(_jsonable(value), sys.stdout, indent=2)
     print()
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Columns aligned by their widest cell; the last one runs free."""
-    cells = [[str(row.get(column, "")) for column in columns] for row in rows]
+    cells = [[printable(str(row.get(column, ""))) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     for line in [list(columns), *cells]:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
@@ -49,7 +50,7 @@ def _print_facts(facts: Mapping[str, Any], indent: str = "") -> None:
             print(f"{indent}{key}")
             _print_facts(value, indent + "  ")
         else:
-            print(f"{indent}{str(key).ljust(width)}  {_value_text(value)}")
+            print(f"{indent}{printable(str(key)).ljust(width)}  {_value_text(value)}")
 
 
 def _value_text(value: Any) -> str:
@@ -61,7 +62,9 @@ def _value_text(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(_value_text(item) for item in value) or "none"
-    return str(value)
+    if isinstance(value, Mapping):
+        return "; ".join(f"{printable(str(key))} {_value_text(item)}" for key, item in value.items())
+    return printable(str(value))
 
 
 def bytes_text(n_bytes: float) -> str:
@@ -155,7 +158,7 @@ def verified(found: Any, as_json: bool) -> None:
     if len(found.problems) > MAX_PROBLEMS:
         print(f"... and {len(found.problems) - MAX_PROBLEMS:,} more (--json lists them all)")
     if found.leftovers:
-        print(f"harmless leftovers: {len(found.leftovers):,}, first {found.leftovers[0]}")
+        print(f"harmless leftovers: {len(found.leftovers):,}, first {printable(found.leftovers[0])}")
     n_read = "all" if found.n_objects_read == found.n_objects else f"{found.n_objects_read:,}"
     looked = f"{found.n_files:,} files, {found.n_objects:,} chunk objects, the content of {n_read} read"
     verdict = "whole" if found.level == "full" else "whole as far as was looked (--full reads everything)"
@@ -173,7 +176,7 @@ def repaired(result: Any, as_json: bool) -> None:
     if as_json:
         return _print_json(result)
     for file in result.files[:MAX_PROBLEMS]:
-        print(f"damaged: {file}")
+        print(f"damaged: {printable(file)}")
     if len(result.files) > MAX_PROBLEMS:
         print(f"... and {len(result.files) - MAX_PROBLEMS:,} more (--json lists them all)")
     print(f"{result.note}\nstore: {result.path}\nseal: {result.digest}")
