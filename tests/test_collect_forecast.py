@@ -177,7 +177,11 @@ def test_an_unfinished_store_counts_what_is_left(world: Path, tmp_path: Path) ->
 
 def test_time_is_that_of_the_slower_side_and_of_the_own_blocks(world: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int, str]] = []
-    found = forecast(settings_of(world), tmp_path / "store", progress=lambda *call: calls.append(call))
+
+    def keep(stage: str, done: int, total: int, unit: str) -> None:
+        calls.append((stage, done, total, unit))
+
+    found = forecast(settings_of(world), tmp_path / "store", progress=keep)
     speeds = found.speeds
     assert speeds is not None
     assert speeds.write_s == pytest.approx(found.store_bytes / speeds.write_bytes_per_s)

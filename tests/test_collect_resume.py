@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from helpers_harvest import files_of, texts
 from helpers_models import tiny_model, tiny_tokenizer
 from nearline.collect import collect, harvest, parse_settings, stopping
 from nearline.collect.stopping import TimeIsUp, Watch, parse_duration
-from nearline.store import Reader, StoreWriter, durable
+from nearline.store import Progress, Reader, StoreWriter, durable
 from nearline.store.errors import EnvironmentFault, NearlineError, UsageError
 
 SETTINGS: dict[str, Any] = {
@@ -29,7 +28,6 @@ SETTINGS: dict[str, Any] = {
     "storage_dtype": "float32",
 }
 N_BLOCKS = 6
-Progress = Callable[[str, int, int, str], None]
 
 
 class Stopped(Exception):
@@ -58,7 +56,7 @@ def stop_after(n_batches: int) -> Progress:
     """A progress callback that stops the run behind its n-th batch."""
     calls = iter(range(n_batches - 1))
 
-    def progress(*_: object) -> None:
+    def progress(stage: str, done: int, total: int, unit: str) -> None:
         if next(calls, None) is None:
             raise Stopped
 
@@ -310,7 +308,7 @@ def test_a_time_limit_drops_the_block_in_hand_and_keeps_the_others(
 ) -> None:
     clock, calls = Clock(monkeypatch), iter(range(n_batches - 1))
 
-    def progress(*_: object) -> None:
+    def progress(stage: str, done: int, total: int, unit: str) -> None:
         if next(calls, None) is None:
             clock.now_s = 3601.0
 

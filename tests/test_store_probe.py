@@ -2,14 +2,14 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers_hub import FakeHub
 from helpers_servers import Bucket, Fault, FaultProxy
 from nearline.store.errors import EnvironmentFault
 from nearline.store.patience import Patience
-from nearline.store.places import LocalPlace, place_of
+from nearline.store.places import LocalPlace, WritablePlace, place_of
 from nearline.store.probe import RACERS, probe, require_exclusive_create
 from nearline.store.remote import remote_place
 
@@ -66,7 +66,7 @@ def test_a_store_that_checks_in_sequence_only_is_refused(tmp_path: Path) -> None
     place: Any = Swift(tmp_path)
     other = type("Remote", (), {"__getattr__": lambda self, name: getattr(place, name)})()  # not a LocalPlace
     with pytest.raises(EnvironmentFault, match=rf"here {RACERS}, {RACERS}, {RACERS} did"):
-        require_exclusive_create(other)
+        require_exclusive_create(cast("WritablePlace", other))
 
 
 def test_other_broken_promises_are_named(s3_bucket: Bucket, s3_proxy: FaultProxy) -> None:

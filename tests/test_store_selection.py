@@ -264,7 +264,8 @@ def test_a_selection_that_is_killed_goes_on(point: str, plain: Path, tmp_path: P
 def test_another_choice_in_the_same_folder_is_refused(plain: Path, tmp_path: Path) -> None:
     pull(plain, tmp_path / "part", layers=[1])
     before = tree(tmp_path / "part")
-    for choice in ({"layers": [2]}, {"layers": [1], "tokens": 100}, {}):
+    choices: list[dict[str, Any]] = [{"layers": [2]}, {"layers": [1], "tokens": 100}, {}]
+    for choice in choices:
         with pytest.raises(UsageError, match="another sealed store"):
             pull(plain, tmp_path / "part", **choice)
     assert tree(tmp_path / "part") == before

@@ -44,6 +44,13 @@ SMALL: dict[str, Any] = {"n_layers": 1, "d": 4, "n_tokens": 90, "block": 40, "se
 CHUNK = "activations.zarr/residual/c/0/1/0"
 
 
+class Calls(list[tuple[str, int, int, str]]):
+    """What progress was reported."""
+
+    def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
+        self.append((stage, done, total, unit))
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_store(tmp_path_factory.mktemp("stores") / "small", **SMALL)
@@ -583,8 +590,8 @@ def test_a_store_where_two_writers_both_win_is_refused_unless_it_is_allowed(
 def test_the_hub_gets_a_store_in_few_commits_and_gives_it_back(
     store: Path, other: Path, hub: FakeHub, tmp_path: Path
 ) -> None:
-    calls: list[tuple[str, int, int, str]] = []
-    push(store, "hf://datasets/me/acts", progress=lambda *call: calls.append(call))
+    calls = Calls()
+    push(store, "hf://datasets/me/acts", progress=calls)
     assert hub.files("me/acts") == tree(store)
     commits = hub.commits("me/acts")
     assert len(commits) <= 5  # repository, mark, files, seal, mark
@@ -669,8 +676,8 @@ def _objects(bucket: Bucket) -> dict[str, bytes]:
 
 
 def test_progress_counts_bytes_to_the_end(store: Path, tmp_path: Path) -> None:
-    calls: list[tuple[str, int, int, str]] = []
-    moved = push(store, tmp_path / "copy", progress=lambda *call: calls.append(call))
+    calls = Calls()
+    moved = push(store, tmp_path / "copy", progress=calls)
     done = [call[1] for call in calls]
     assert done == sorted(done)
     assert calls[-1] == ("push", moved.n_bytes, moved.n_bytes, "bytes")
