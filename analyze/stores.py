@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..store import Reader, StoreNotFound, UsageError
 from ..store.comparable import check_comparable
+from ..store.comparable import name_stores as by_name
 from ..store.places import scheme_of
 from ..store.settings import parse_layers
 from .settings import FitSettings
@@ -17,19 +18,7 @@ StorePaths = Mapping[str, str | Path] | Sequence[str | Path]
 
 def name_stores(stores: StorePaths) -> dict[str, str | Path]:
     """Store names with their folders or URLs; a plain list is named by the last part of each."""
-    if isinstance(stores, Mapping):
-        named = dict(stores)
-    else:
-        named: dict[str, str | Path] = {}
-        for path in stores:
-            name = (
-                Path(path).resolve().name
-                if scheme_of(path) is None
-                else str(path).rstrip("/").rpartition("/")[2]
-            )
-            if name in named:
-                raise UsageError(f"two stores are called {name} ({named[name]} and {path}): give them names")
-            named[name] = path
+    named = by_name(stores)
     if not named:
         raise UsageError("a fit needs at least one store")
     for name in named:

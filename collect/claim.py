@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..store import folder as names
 from ..store.beginning import claim_store
-from ..store.durable import PARTIAL
+from ..store.durable import is_temporary
 from ..store.records import FOLDER as BLOCKS
 from .ranks import Ranks, only_one, other_ranks
 
@@ -56,7 +56,9 @@ def claimed(path: Path, ranks: Ranks | None = None) -> Generator[Claim]:
 
 def _remove_ours(path: Path) -> None:
     for entry in list(path.iterdir()):
-        if entry.name.endswith(PARTIAL) or (entry.name in OURS and entry.is_file()):
+        if not (is_temporary(entry.name) or entry.name in OURS):
+            continue
+        if entry.is_file() or entry.is_symlink():
             entry.unlink(missing_ok=True)
-        elif entry.name in OURS:
+        else:
             shutil.rmtree(entry, ignore_errors=True)

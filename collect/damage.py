@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..store.errors import DamageError, IncompleteError, NearlineError
+from ..store.errors import DamageError, EnvironmentFault, IncompleteError, NearlineError
 from ..store.folder import GROUP
 from ..store.manifest import MANIFEST, SEALED, FileRecord, Manifest, parse_manifest, read_sealed_manifest
 from ..store.parsing import parse_json
+from ..store.places import LocalPlace, refused
 from ..store.progress import Progress
 from ..store.records import BlockRecord, parse_record, record_name
 from ..store.resuming import file_digest
@@ -62,8 +63,8 @@ def anchor_of(folder: Path) -> Anchor:
                 _rebuild_seal(folder)
     where = str(folder / MANIFEST)
     try:
-        return Anchor(parse_manifest(parse_json((folder / MANIFEST).read_bytes(), where), where), None)
-    except (NearlineError, FileNotFoundError):
+        return Anchor(parse_manifest(parse_json(LocalPlace(folder).read(MANIFEST), where), where), None)
+    except (DamageError, FileNotFoundError):
         raise DamageError(
             f"{folder}: {MANIFEST} is damaged and so is something else, so nothing says any more what was "
             "sealed; restore the store from a copy"
@@ -74,6 +75,8 @@ def _rebuild_seal(folder: Path) -> None:
     """manifest.json and SEALED follow from the rest, where that is sound."""
     try:
         seal(folder)
+    except EnvironmentFault:
+        raise
     except NearlineError:
         return
 
@@ -84,7 +87,7 @@ def find_damage(folder: Path, manifest: Manifest, progress: Progress) -> Damage:
     of_block = {record_name(block): block for block in range(n_blocks)}
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="nearline-repair") as pool:
         for done, (name, expected) in enumerate(manifest.files.items()):
-            content = _read(folder / name)
+            content = _read(folder, name, expected.size)
             if content is None or FileRecord.of(content) != expected:
                 damage.records.add(of_block[name]) if name in of_block else damage.files.add(name)
             elif name in of_block:
@@ -104,12 +107,17 @@ def is_intact(folder: Path, key: str, digest: str) -> bool:
     """The chunk object is there, can be read, and has this digest."""
     try:
         return file_digest(folder / GROUP / key) == digest
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        found = refused(str(folder / GROUP / key), "read", error)
+        if isinstance(found, DamageError):
+            return False
+        raise found from error  # a reason that may pass says nothing about the file
 
 
-def _read(path: Path) -> bytes | None:
+def _read(folder: Path, name: str, size: int) -> bytes | None:
     try:
-        return path.read_bytes()
-    except OSError:
+        return LocalPlace(folder).read(name, limit=size)
+    except (FileNotFoundError, DamageError):
         return None

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from ..store.attributes import Attributes
 from ..store.errors import UsageError
 from ..store.folder import GROUP
+from ..store.local import local_path
 from ..store.progress import Progress, silent
 from ..store.writer import StoreWriter
 from . import corpora, models
@@ -58,7 +59,7 @@ def collect(
 
     The same call continues a store that was left unfinished. `stop` is what `stop_on_signals` gives."""
     watch = Watch(stop or StopRequest(), settings.max_time_s)
-    with claimed(Path(path), ranks_of(settings)) as claim:
+    with claimed(local_path(path, "store"), ranks_of(settings)) as claim:
         corpus, loaded = load_both(settings)
         return _run(loaded, corpus, claim, settings, progress, watch)
 
@@ -83,7 +84,7 @@ def harvest(
     a store that was left unfinished; `stop` is what `stop_on_signals` gives."""
     chosen = parse({**(settings.model_dump() if settings else {}), **overrides})
     watch = Watch(stop or StopRequest(), chosen.max_time_s)
-    with claimed(Path(path), ranks_of(chosen)) as claim:
+    with claimed(local_path(path, "store"), ranks_of(chosen)) as claim:
         given = (
             documents
             if isinstance(documents, Corpus)

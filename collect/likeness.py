@@ -91,7 +91,9 @@ def _error(name: str, now: np.ndarray, then: np.ndarray, new: Reader) -> float:
     """Relative root mean square over the rows, as in the proof; infinite where equal values were needed."""
     if name in SITES:
         pair = [torch.from_numpy(decode(values, new.storage_dtype)) for values in (now, then)]
-        finite = torch.isfinite(pair[0]).all(dim=1) & torch.isfinite(pair[1]).all(dim=1)
+        if not torch.equal(*(torch.isfinite(values) for values in pair)):
+            return float("inf")
+        finite = torch.isfinite(pair[0]).all(dim=1)
         if not finite.any():
             return 0.0
         return float(row_error(pair[0][finite], pair[1][finite]).square().mean().sqrt())
@@ -104,9 +106,11 @@ def _error(name: str, now: np.ndarray, then: np.ndarray, new: Reader) -> float:
 
 
 def _statistics_errors(then: BlockRecord, now: BlockRecord) -> dict[str, float]:
-    """Of each site: largest magnitude and root mean square, relative."""
+    """Of each site: largest magnitude and root mean square, relative; as many values must be finite."""
     errors: dict[str, float] = {}
     for site, found in then.statistics.items():
+        same = found["n_nonfinite"] == now.statistics[site]["n_nonfinite"]
+        errors[f"n_nonfinite of `{site}`"] = 0.0 if same else float("inf")
         for name, root in (("max_abs", False), ("mean_square", True)):
             pair = [
                 np.array([np.nan if value is None else value for value in one[name]], np.float64)
@@ -114,7 +118,8 @@ def _statistics_errors(then: BlockRecord, now: BlockRecord) -> dict[str, float]:
             ]
             was, has = (np.sqrt(values) if root else values for values in pair)
             apart = np.abs(has - was) / np.maximum(np.abs(was), np.finfo(np.float64).tiny)
-            errors[f"{name} of `{site}`"] = float(np.nan_to_num(apart, nan=0.0).max())
+            apart[np.isnan(was) & np.isnan(has)] = 0.0  # neither had a finite value to measure
+            errors[f"{name} of `{site}`"] = float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
     return errors
 
 

@@ -2,8 +2,8 @@
 
 In: a function that writes one job, and the buffers (two: one filled while the other is written). Out: the
 time the model waited for a buffer. The buffers bound the queues, and so the memory. When the writer fails,
-the next call here raises the writer's own error; when the model's side fails, blocks handed over before are
-still written. Nothing polls.
+the next call here raises the writer's own error, and so does leaving, whatever else was on its way; when only
+the model's side fails, blocks handed over before are still written. Nothing polls.
 """
 
 import queue
@@ -62,8 +62,8 @@ class Pipeline(Generic[Buffer, Job]):
         started = time.perf_counter()
         self._thread.join()
         self.waited_s += time.perf_counter() - started
-        if error is None:
-            self.check()
+        if self._error is not None and self._error is not error:
+            raise self._error from error  # also when a stop or a signal was on its way: this one is the news
 
     def _work(self) -> None:
         try:

@@ -27,6 +27,7 @@ from ..store.folder import (
     store_folder,
 )
 from ..store.manifest import SEALED, FileRecord, Manifest
+from ..store.own import check_links
 from ..store.parsing import parse_json, readable
 from ..store.plan import Plan
 from ..store.progress import Progress, silent
@@ -72,6 +73,7 @@ def repair(
     """Find the damage of a sealed store and undo it. `model` and `corpus`: where they are now; default: as
     the store names them."""
     folder = store_folder(store)
+    check_links(folder)  # what lies in the scratch folder is removed
     with only_one(folder, Ranks()):
         finish_replacing(folder)
         anchor = anchor_of(folder)
@@ -152,7 +154,7 @@ def _put_back_from_within(folder: Path, manifest: Manifest, damage: Damage) -> N
         for name in damage.files & set(found)
         if FileRecord.of(found[name]) == manifest.files[name]
     }
-    durable.write_files([(folder / name, (content,)) for name, content in good.items()], folder)
+    durable.write_files(((folder / name, (content,)) for name, content in good.items()), folder)
     damage.files -= set(good)
 
 
@@ -176,8 +178,8 @@ def _mend(folder: Path, anchor: Anchor, damage: Damage, twin: Twin, mended: Mend
             raise DamageError(f"{folder}: {SEALED} and block {block} are damaged; restore it from a copy")
         record = None if block in damage.records else record_of(folder, block, new)
         mended.errors[block] = require_alike(folder, block, record, damage.chunks.get(block, set()), new)
-    durable.write_files([(folder / name, (content,)) for name, content in files.items() if content], folder)
-    for names in same.values():
+    durable.write_files(((folder / name, (content,)) for name, content in files.items() if content), folder)
+    for names in same.values():  # chunk objects, then their record
         durable.write_files(((folder / name, ((twin.path / name).read_bytes(),)) for name in names), folder)
     for block in mended.errors:
         assert anchor.digest is not None

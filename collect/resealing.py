@@ -9,10 +9,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..store.errors import NearlineError
+from ..store.errors import DamageError
 from ..store.folder import GROUP, consolidated, load_record, parse_group, specs_of
 from ..store.manifest import MANIFEST, SEALED, FileRecord, read_sealed_manifest, seal_bytes
 from ..store.metadata import group_json
+from ..store.places import LocalPlace
 from ..store.reader import Reader
 from ..store.records import BlockRecord, record_name
 from ..store.replacing import replace_together
@@ -24,7 +25,7 @@ def record_of(folder: Path, block: int, new: Reader) -> BlockRecord:
     """The record of a block as it stands in the store, where it is not damaged."""
     where = str(folder / record_name(block))
     specs = specs_of(new.attributes, new.plan)
-    return load_record((folder / record_name(block)).read_bytes(), new.plan, specs, block, where)
+    return load_record(LocalPlace(folder).read(record_name(block)), new.plan, specs, block, where)
 
 
 def replace_block(folder: Path, parent: str, block: int, new: Reader) -> None:
@@ -56,7 +57,7 @@ def _chunk_bytes(folder: Path, block: int, new: Reader) -> int:
     for number in range(new.n_blocks):
         try:
             record = new.record(number) if number == block else record_of(folder, number, new)
-        except (NearlineError, OSError):
+        except (DamageError, FileNotFoundError):
             record = new.record(number)
         total += sum(chunk.size for chunk in record.chunks.values())
     return total

@@ -1,9 +1,10 @@
 """When a harvest ends before its last block: a time limit has come, or a signal.
 
-In: `max_time` of the settings, and on the command line SIGINT and SIGTERM. Out: the run stops between two
-batches, the block in hand is dropped, those handed to the writer are committed; one sentence says how many
-blocks are committed and that the same command continues. Cost: one look at a flag and a clock per batch.
-The second signal ends the process at once, which harms nothing: a store survives that at any moment.
+In: `max_time` of the settings, and on the command line SIGINT, SIGTERM and SIGHUP. Out: the run stops
+between two batches, the block in hand is dropped, those handed to the writer are committed; one sentence
+says how many blocks are committed and that the same command continues. Cost: one look at a flag and a clock
+per batch. The second signal ends the process at once, which harms nothing: a store survives that at any
+moment.
 """
 
 import os
@@ -20,6 +21,7 @@ from types import FrameType
 from ..store.errors import IncompleteError, NearlineError, UsageError
 
 EXIT_INTERRUPTED = 130
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last one: a dropped connection to a rented machine
 CONTINUES = "the same command continues"
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
 _SECONDS = (86_400, 3_600, 60, 1)
@@ -47,9 +49,10 @@ class StopNow(Exception):
     def explained(self, n_committed: int, n_blocks: int) -> TimeIsUp | Interrupted:
         if self.by_signal:
             return Interrupted(interrupted(n_committed, n_blocks))
-        words = f"stopped after --max-time: {n_committed} of {n_blocks} blocks are committed; {CONTINUES}"
-        # Without this hint, a job that is queued again and again would never get further.
-        return TimeIsUp(words if n_committed else f"{words}; give it more time, or a smaller block")
+        # Without the hint, a job that is queued again and again would never get further.
+        next_step = CONTINUES if n_committed else "give it more time, or a smaller block"
+        words = f"stopped after --max-time: {n_committed} of {n_blocks} blocks are committed"
+        return TimeIsUp(f"{words}; {next_step}")
 
 
 def interrupted(n_committed: int, n_blocks: int) -> str:
@@ -122,7 +125,8 @@ class Watch:
 
 @contextmanager
 def stop_on_signals() -> Generator[StopRequest]:
-    """SIGINT and SIGTERM end the run inside in good order (`Interrupted`); the handlers before come back.
+    """SIGINT, SIGTERM and SIGHUP end the run inside in good order (`Interrupted`); the handlers before come
+    back.
 
     For programs that own their process: a library call leaves the handlers alone, and a KeyboardInterrupt
     goes through it as through anything else. Signals that are ignored (nohup, `&`) stay ignored.
@@ -140,7 +144,7 @@ def stop_on_signals() -> Generator[StopRequest]:
 
     previous = {}
     if threading.current_thread() is threading.main_thread():
-        wanted = (signal.SIGINT, signal.SIGTERM)
+        wanted = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
         previous = {one: signal.getsignal(one) for one in wanted if signal.getsignal(one) != signal.SIG_IGN}
     try:
         for one in previous:

@@ -6,6 +6,7 @@ or a store of other settings is refused before anything is written. Cost: some f
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,17 @@ from .attributes import Attributes
 from .differences import difference, proof_difference
 from .dtypes import SITES
 from .errors import DamageError, FormatError, UsageError
-from .folder import CARD, DOCUMENTS, GROUP, PLAN, RUNS, VOCABULARY, parse_group, read_small, specs_of
+from .folder import DOCUMENTS, GROUP, PLAN, RUNS, VOCABULARY, parse_group, read_small, specs_of
 from .layout import AFFINE, MAX_BLOCKS, whole_array
-from .manifest import MANIFEST, SEALED
 from .metadata import ArraySpec, encode_chunk, group_json
+from .own import FILES, FOLDERS, check_links
 from .parsing import readable
 from .plan import Plan
 from .records import FOLDER as BLOCKS
-from .replacing import JOURNAL
 from .tables import parse_table, table_bytes
 
 ROOT = f"{GROUP}/zarr.json"
-OWN = frozenset((GROUP, PLAN, DOCUMENTS, VOCABULARY, CARD, RUNS, BLOCKS, MANIFEST, SEALED, JOURNAL))
+OWN = FILES | FOLDERS
 
 logger = logging.getLogger("nearline")
 Whole = Sequence[tuple[ArraySpec, np.ndarray]]
@@ -42,22 +42,31 @@ def claim_store(path: str | Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a new or an empty folder")
     durable.make_folder(folder)
-    found = {entry.name for entry in folder.iterdir() if not entry.name.endswith(durable.PARTIAL)}
+    found = {entry.name for entry in folder.iterdir() if not durable.is_temporary(entry.name)}
     begun = (folder / ROOT).exists()  # looked at after the listing: whoever begins writes it first
     foreign = sorted(found - (OWN if begun else {GROUP, RUNS}))
     if not begun and (folder / GROUP).is_dir():
         foreign += [f"{GROUP}/{name}" for name in _unlike_partials(folder / GROUP)]
+    if not begun:
+        foreign += [f"{RUNS}/{name}" for name in _unlike_runs(folder / RUNS)]
     if foreign:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         kind = "holds more than a store" if begun else "is not empty"
         raise UsageError(f"{folder} {kind} (it holds {shown}); name a new or an empty folder")
+    check_links(folder)
     durable.check_writable(folder)
     return folder
 
 
 def _unlike_partials(folder: Path) -> list[str]:
-    found = sorted(entry.name for entry in folder.iterdir() if not entry.name.endswith(durable.PARTIAL))
+    found = sorted(entry.name for entry in folder.iterdir() if not durable.is_temporary(entry.name))
     return [] if (folder / "zarr.json").exists() else found  # or it was begun since we looked
+
+
+def _unlike_runs(folder: Path) -> list[str]:
+    """What is no lock of a rank: `runs` is a common name, and a run that fails gives its folder back."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name for name in names if re.fullmatch(r"rank-[0-9]+\.lock", name) is None)
 
 
 def begun_attributes(folder: Path) -> Attributes | None:

@@ -52,7 +52,7 @@ import xarray as xr
 data = xr.open_zarr("activations.zarr")
 ```
 {decode}
-With nearline (checks that every chunk is there and undamaged; values as float32):
+With nearline (reading a chunk that is missing or damaged is an error; values as float32):
 
 ```python
 import nearline.store

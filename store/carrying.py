@@ -21,14 +21,13 @@ from blake3 import blake3
 from . import durable
 from .disk import synced_folder, together
 from .errors import DamageError, MissingChunk, NearlineError
-from .places import LocalPlace, Place, WritablePlace
+from .places import LocalPlace, Place, WritablePlace, refused
 from .progress import Progress
 
 THREADS = 16  # requests to a server wait most of their time
 DISK_THREADS = 4  # on local disks: one reads while others sync
 IN_FLIGHT_BYTES = 256 * 2**20
 BATCH_BYTES = 32 * 2**20  # files written, then synced together; a large object is a batch of its own
-OPEN_FILES = 256  # temporaries open at one time, over all threads
 ATTEMPTS = 3  # to read a piece whose content came out wrong
 READ_BYTES = 2**20  # read and digested together: stays in a core's cache
 NOTHING: Mapping[str, int] = {}
@@ -73,6 +72,10 @@ class Meter:
             self.n_bytes += 0 if kept else piece.size
             self._done += piece.size
             self._progress(self._stage, self._done, max(self.total, self._done), "bytes")
+
+    def forget_kept_unless_moved(self) -> None:
+        """A copy that was whole before, and still is: nothing was done."""
+        self.n_kept = self.n_kept if self.n_files else 0
 
 
 class Buffers(threading.local):
@@ -131,13 +134,15 @@ def carry(
     n_threads: int,
     there: Mapping[str, int] = NOTHING,
 ) -> None:
-    """Bring the pieces to the target. `there`: names and sizes that a remote target holds already."""
+    """Bring the pieces to the target. `there`: names and sizes that a remote target holds already; these are
+    enough, as an object there appears whole or not at all and its digest was checked before it was sent. What
+    a local folder holds is read and its digest compared."""
     buffers = Buffers()
     if isinstance(target, LocalPlace):
-        most = max(1, OPEN_FILES // n_threads)
+        most = max(1, durable.OPEN_FILES // n_threads)  # over all threads
         folder = target.path
         in_parallel(
-            lambda batch: durable.write_files(_checked(source, folder, batch, buffers, meter)),
+            lambda batch: durable.write_files(_checked(source, folder, batch, buffers, meter), folder),
             batches(pieces, most),
             n_threads,
         )
@@ -236,7 +241,7 @@ def _read(source: Place, piece: Piece, view: memoryview) -> None:
     except OSError as error:
         if isinstance(error, NearlineError):
             raise
-        raise DamageError(f"{where}: cannot be read ({error.strerror})") from error
+        raise refused(where, "read", error) from error
     finally:
         file.close()
     if digest.hexdigest() != piece.digest:

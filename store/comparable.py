@@ -11,10 +11,10 @@ of whole texts are kept.
 
 import difflib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ import pyarrow as pa
 from .errors import UsageError
 from .open import AUTO_BLOCKS
 from .open import open as open_store
-from .places import Place
+from .places import LocalPlace, Place, place_of, scheme_of
 from .reader import Reader
 
 if TYPE_CHECKING:
@@ -32,6 +32,33 @@ DIFFERENCES = ("weights", "tokenizer", "sites", "norms", "policies", "numerics",
 SHOWN = 3  # documents named in a refusal
 
 logger = logging.getLogger("nearline")
+
+_Where = TypeVar("_Where", bound=str | Path | Place | Reader)
+
+
+def name_stores(stores: Mapping[str, _Where] | Sequence[_Where]) -> dict[str, _Where]:
+    """Stores by name; those of a plain list are named by the last part of their path or URL."""
+    if isinstance(stores, Mapping):
+        return dict(stores)
+    if isinstance(stores, str):
+        raise UsageError(f"{stores!r} is one store: give a list of stores, or a mapping of names to stores")
+    named: dict[str, _Where] = {}
+    for where in stores:
+        name = _last_part(where)
+        if name in named:
+            raise UsageError(f"two stores are called {name} ({named[name]} and {where}): give them names")
+        named[name] = where
+    return named
+
+
+def _last_part(where: str | Path | Place | Reader) -> str:
+    place = where.place if isinstance(where, Reader) else where
+    if isinstance(place, str | Path) and scheme_of(place) in (None, "file"):
+        place = place_of(place)
+    if isinstance(place, LocalPlace):
+        return place.path.resolve().name
+    url = str(place) if isinstance(place, str | Path) else place.url
+    return url.rstrip("/").rpartition("/")[2]
 
 
 def check_comparable(
@@ -66,14 +93,16 @@ def check_comparable(
 
 
 def open_together(
-    stores: Mapping[str, str | Path | Place | Reader],
+    stores: Mapping[str, str | Path | Place | Reader] | Sequence[str | Path | Place | Reader],
     *,
     allow: Collection[str] = (),
     chunks: str | dict[str, int] | None = AUTO_BLOCKS,
 ) -> "dict[str, xr.Dataset]":
-    """Open several stores by name, as `open` opens each, once it is sure that they may be compared."""
+    """Open several stores by name, as `open` opens each, once it is sure that they may be compared. Of a list
+    the last part of each path or URL is the name."""
     readers = {
-        name: where if isinstance(where, Reader) else Reader.open(where) for name, where in stores.items()
+        name: where if isinstance(where, Reader) else Reader.open(where)
+        for name, where in name_stores(stores).items()
     }
     check_comparable(readers, allow=allow)
     return {name: open_store(reader, chunks=chunks) for name, reader in readers.items()}

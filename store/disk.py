@@ -19,6 +19,7 @@ try:
 except ImportError:  # Windows: nothing is locked, leftovers stay
     fcntl = None
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a lock file that is a link would be made elsewhere
 SYNC_THREADS = 16  # they only wait for the disk
 
 
@@ -35,11 +36,26 @@ def lock(descriptor: int) -> bool | None:
 
 
 @contextmanager
+def claimed(path: Path) -> Generator[bool | None]:
+    """Like `locked`, with a file that is there only so long; where nothing can be locked there is none."""
+    if fcntl is None:
+        yield None
+        return
+    with locked(path) as mine:
+        try:
+            yield mine
+        finally:
+            if mine is not False:  # removed while held: who opened it meanwhile sees that, and opens another
+                with fault(path, "remove"):
+                    path.unlink(missing_ok=True)
+
+
+@contextmanager
 def locked(path: Path) -> Generator[bool | None]:
     """Hold the lock on a file, which is created where it is missing; what it yields is that of `lock`."""
     while True:
         with fault(path, "lock"):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
         mine = lock(descriptor)
         if not mine or os.fstat(descriptor).st_nlink:
             break

@@ -43,7 +43,8 @@ def store_place(where: Where) -> Place:
         return place
     if place.url.rstrip("/").endswith(f"/{GROUP}"):
         return store_place(parent_of(place))
-    raise StoreNotFound(f"{place.url} is not a nearline store: it holds neither {SEALED} nor {PLAN}")
+    place.list(f"{FOLDER}/")  # of a bucket that does not exist every file is absent; a listing says so
+    raise no_store(place)
 
 
 def store_folder(path: str | Path) -> Path:
@@ -51,13 +52,19 @@ def store_folder(path: str | Path) -> Path:
     folder = Path(path)
     if folder.name == GROUP and not (folder / GROUP).exists():
         folder = folder.parent
-    if not folder.exists():
-        raise StoreNotFound(
-            f"{folder} does not exist; `nearline collect MODEL CORPUS {folder.name}` makes a store"
-        )
     if not any((folder / name).exists() for name in (*SIGNS, GROUP)):
-        raise StoreNotFound(f"{folder} is not a nearline store: it holds neither {PLAN} nor {GROUP}")
+        raise no_store(LocalPlace(folder))
     return folder
+
+
+def no_store(place: Place) -> StoreNotFound:
+    """What to say of a place where no store is."""
+    if isinstance(place, LocalPlace) and not place.path.exists():
+        again = f"`nearline collect MODEL CORPUS {place.path.name}` makes a store"
+        return StoreNotFound(f"{place.url} does not exist; {again}")
+    if isinstance(place, LocalPlace) and not place.path.is_dir():
+        return StoreNotFound(f"{place.url} is a file, not a store; a store is a folder")
+    return StoreNotFound(f"{place.url} is not a nearline store: it holds neither {PLAN} nor {GROUP}")
 
 
 def read_small(where: Where, name: str, manifest: Manifest | None = None) -> bytes:
@@ -66,10 +73,15 @@ def read_small(where: Where, name: str, manifest: Manifest | None = None) -> byt
     try:
         content = place.read(name)
     except FileNotFoundError:
+        from .incomplete import begun_copy  # which is built on this module
+
         spot = place.where(name)
         if manifest is not None:
-            raise DamageError(f"{spot}: the file is missing; fetch it or restore it from a copy") from None
-        raise IncompleteError(f"{spot} does not exist: the store was never begun properly") from None
+            raise DamageError(
+                f"{spot}: the file is missing; `nearline repair` puts it back, or fetch it from a copy"
+            ) from None
+        never = IncompleteError(f"{spot} does not exist: the store was never begun properly")
+        raise begun_copy(place) or never from None
     return content if manifest is None else manifest.check(name, content, place.where(name))
 
 

@@ -21,6 +21,7 @@ from .folder import (
     specs_of,
     store_place,
 )
+from .incomplete import begun_copy
 from .layout import CRC_BYTES
 from .manifest import read_sealed_manifest
 from .places import LocalPlace, Place
@@ -31,9 +32,12 @@ _COUNTS = ("n_nonfinite", "n_out_of_range")
 
 
 def info(where: str | Path | Place) -> dict[str, Any]:
-    """Facts of a store; a damaged metadata file raises DamageError, an unsealed store does not."""
+    """Facts of a store. A damaged metadata file raises DamageError and a copy in the making StoreNotSealed; a
+    harvest that is not finished does not."""
     place = store_place(where)
     manifest, digest = read_sealed_manifest(place)
+    if manifest is None and (unfinished := begun_copy(place)) is not None:
+        raise unfinished
 
     def small(name: str) -> bytes:
         return read_small(place, name, manifest)

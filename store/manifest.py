@@ -13,8 +13,9 @@ from typing import Any
 from blake3 import blake3
 
 from .errors import DamageError, FormatError
-from .parsing import get_hex, get_int, get_list, get_object, parse_json, readable
+from .parsing import INT64_MAX, get_hex, get_int, get_list, get_object, parse_json, readable
 from .places import Place, place_of
+from .plan import MAX_BLOCKS
 from .records import check_key
 
 MANIFEST = "manifest.json"
@@ -75,7 +76,10 @@ def parse_manifest(data: object, where: str) -> Manifest:
     files = get_object(found["files"], f"{where}: `files`")
     return Manifest(
         plan=get_hex(found, "plan", where),
-        **{key: get_int(found, key, where) for key in counts},
+        **{
+            key: get_int(found, key, where, high=MAX_BLOCKS if key == "n_blocks" else INT64_MAX)
+            for key in counts
+        },
         files={check_key(name, where): _file(files, name, where) for name in files},
     )
 

@@ -92,7 +92,7 @@ def cause_of(error: Exception) -> str:
     for part, words in _KINDS:
         if part in kind:
             return words
-    return f"{kind}: {scrub(text.splitlines()[0][:160])}" if text else kind
+    return f"{kind}: {scrub(text.splitlines()[0])[:160]}" if text else kind
 
 
 def status_of(error: Exception) -> int | None:

@@ -14,6 +14,7 @@ import re
 import stat
 from pathlib import Path
 from typing import Protocol, cast
+from urllib.parse import unquote
 
 from . import durable
 from .errors import DamageError, EnvironmentFault, FormatError, NearlineError, UsageError
@@ -21,7 +22,7 @@ from .parsing import MAX_JSON_BYTES
 
 SCHEMES = ("file", "s3", "gs", "az", "hf", "http", "https")
 _BAD_FILE = (errno.EIO, errno.EISDIR, errno.EBADMSG, errno.ELOOP, errno.ENXIO)
-_URL = re.compile(r"([a-z][a-z0-9+.-]+)://")
+_URL = re.compile(r"(?:([a-z][a-z0-9+.-]+)://|(file):)")
 
 
 class OpenFile(Protocol):
@@ -210,7 +211,7 @@ def parent_of(place: Place) -> Place:
 def scheme_of(where: str | Path) -> str | None:
     """The scheme of a URL; None for a path."""
     match = None if isinstance(where, Path) else _URL.match(where)
-    return match[1] if match else None
+    return (match[1] or match[2]) if match else None
 
 
 def place_of(where: "str | Path | Place") -> Place:
@@ -221,14 +222,29 @@ def place_of(where: "str | Path | Place") -> Place:
     if scheme is None:
         return LocalPlace(where)
     if scheme == "file":
-        from urllib.parse import unquote, urlsplit
-
-        return LocalPlace(unquote(urlsplit(str(where)).path))
+        return LocalPlace(_file_path(str(where)))
     if scheme not in SCHEMES:
         raise UsageError(f"{scheme}:// is not a place for stores; allowed: {', '.join(SCHEMES)}, or a folder")
     from .remote import remote_place  # needs the [share] extra
 
     return remote_place(str(where))
+
+
+def _file_path(url: str) -> Path:
+    """The folder of `file:relative`, `file:/absolute` or `file:///absolute`, as an absolute path: whoever
+    keeps it may look from another folder."""
+    rest = url.removeprefix("file:")
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise UsageError(
+                f"{url}: {host!r} stands where a host belongs; write file:{host}{slash}{path}, or "
+                "file:///PATH for an absolute path"
+            )
+        rest = slash + path
+    if not rest:
+        raise UsageError(f"{url}: names no folder; write file:PATH")
+    return Path(unquote(rest)).absolute()
 
 
 def writable_place_of(where: str | Path | Place) -> WritablePlace:

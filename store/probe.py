@@ -94,7 +94,10 @@ def _winners(place: WritablePlace, name: str) -> int:
 
     def race(racer: int) -> bool:
         start.wait()
-        return place.create(name, f"racer {racer} {secrets.token_hex(8)}".encode())
+        try:
+            return place.create(name, f"racer {racer} {secrets.token_hex(8)}".encode())
+        except EnvironmentFault as error:  # of the place: its user knows nothing of the file of a trial
+            raise EnvironmentFault(str(error).replace(place.where(name), place.url)) from None
 
     with ThreadPoolExecutor(RACERS) as threads:
         return sum(threads.map(race, range(RACERS)))

@@ -15,6 +15,7 @@ from .names import is_file_name, text_problem
 from .parsing import INT64_MAX, check_plain, get_hex, get_int, get_ints, get_list, get_object, readable
 
 FOLDER = "blocks"
+LOCKED = ".lock"
 MAX_KEY = 512
 MAX_LAYERS = 4096
 Number = int | float | None
@@ -49,6 +50,11 @@ class BlockRecord:
 
 def record_name(block: int) -> str:
     return f"{FOLDER}/{block:06d}.json"
+
+
+def lock_name(block: int) -> str:
+    """The file on which whoever commits a block holds a lock meanwhile; no part of the store."""
+    return f"{FOLDER}/{block:06d}{LOCKED}"
 
 
 def parse_record(data: object, where: str) -> BlockRecord:

@@ -15,11 +15,11 @@ and a failure aborts them.
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .bodies import NoRanges, RemoteFile
 from .clients import client_of
-from .errors import EnvironmentFault
+from .errors import EnvironmentFault, StoreNotFound
 from .parsing import MAX_JSON_BYTES
 from .patience import PATIENCE, Patience, fail, is_passing
 from .places import OpenFile, Place, read_whole
@@ -28,6 +28,7 @@ from .scrub import Address, address_of, check_name
 T = TypeVar("T")
 PART_BYTES = 8 * 2**20  # S3 asks for 5 MiB or more, and allows 10,000 parts
 PARTS_AT_ONCE = 4
+NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")  # what servers answer to a listing
 
 
 def remote_place(url: str, patience: Patience | None = None) -> Place:
@@ -122,7 +123,12 @@ class ObjectPlace(HttpPlace):
             pages = obstore.list(self._store, base, chunk_size=1000)
             return {entry["path"]: int(entry["size"]) for page in pages for entry in page}
 
-        found = self._try(prefix, walk)
+        try:
+            found = self._try(prefix, walk)
+        except (FileNotFoundError, EnvironmentFault) as error:
+            if isinstance(error, FileNotFoundError) or any(code in str(error) for code in NO_BUCKET):
+                raise StoreNotFound(self._no_bucket()) from None
+            raise
         return {name: size for name, size in found.items() if name.startswith(prefix)}
 
     def put(self, name: str, source: Path | bytes) -> None:
@@ -137,7 +143,7 @@ class ObjectPlace(HttpPlace):
         try:
             self._persist(name, send)
         except FileNotFoundError:
-            self._no_bucket(name)
+            raise EnvironmentFault(self._no_bucket()) from None
         found = self.size(name)
         if found != size:
             raise EnvironmentFault(
@@ -159,7 +165,7 @@ class ObjectPlace(HttpPlace):
                 self._create_once(path, content)
                 return True
             except FileNotFoundError:
-                self._no_bucket(name)
+                raise EnvironmentFault(self._no_bucket()) from None
             except (AlreadyExistsError, PreconditionError):
                 lost: Exception | None = None
             except Exception as error:
@@ -185,8 +191,8 @@ class ObjectPlace(HttpPlace):
         except FileNotFoundError:
             return
 
-    def _no_bucket(self, name: str) -> NoReturn:
-        raise EnvironmentFault(f"{self.where(name)}: there is no bucket {self._address.host!r}") from None
+    def _no_bucket(self) -> str:
+        return f"{self.url}: there is no bucket {self._address.host!r}"
 
     def _create_once(self, path: str, content: bytes) -> None:
         import obstore

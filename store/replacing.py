@@ -2,39 +2,49 @@
 
 In: a store folder, new contents by name, and names that go. Out: the folder with all of it done, whatever is
 interrupted where: the new contents are staged under replacing/, the file READY there decides, and whoever
-comes next finishes. Readers refuse a store that has replacing/READY. Cost: each new file is written twice.
+comes next finishes. Readers refuse a store that has replacing/READY. It may name files of a store alone, none
+by way of a link: it may have come with the store from elsewhere. Cost: each new file is written twice.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from blake3 import blake3
 
 from . import durable, points
-from .disk import fault, locked, sync_folders
-from .errors import DamageError, UsageError
+from .disk import fault, held, locked, sync_folders
+from .errors import DamageError, NearlineError, UsageError
+from .own import JOURNAL, check_links, check_name
 from .parsing import MAX_JSON_BYTES, get_hex, get_list, get_object, parse_json, readable
-from .records import check_key
 
-JOURNAL = "replacing"
 READY = f"{JOURNAL}/READY"
 LOCK = f"{JOURNAL}/LOCK"
 STAGED = f"{JOURNAL}/new"
-BATCH = 200
 
 
-def replace_together(folder: Path, files: Mapping[str, bytes], remove: Iterable[str] = ()) -> None:
+def replace_together(
+    folder: Path,
+    files: Mapping[str, bytes],
+    remove: Iterable[str] = (),
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Write `files` and remove the names in `remove`; after a crash `finish_replacing` does the rest, or
-    nothing was decided and nothing has changed."""
+    nothing was decided and nothing has changed. `check` is called under the lock, while nobody begins to
+    collect, and raises unless what `files` was made from still stands."""
     finish_replacing(folder)
     forget_staged(folder)
     durable.make_folder(folder / JOURNAL)
     with locked(folder / LOCK) as mine:
         if mine is False:
             raise UsageError(_busy(folder))
-        for batch in _batches(list(files)):
-            durable.write_files(((folder / STAGED / name, (files[name],)) for name in batch), folder)
+        try:
+            check()
+        except NearlineError:
+            if mine:
+                _clear(folder)
+            raise
+        durable.write_files(((folder / STAGED / name, (files[name],)) for name in files), folder)
         points.reached("replacing.staged")
         digests = {name: blake3(content).hexdigest() for name, content in files.items()}
         ready = readable({"schema": 1, "move": digests, "remove": list(remove)})
@@ -44,7 +54,8 @@ def replace_together(folder: Path, files: Mapping[str, bytes], remove: Iterable[
 
 
 def finish_replacing(folder: Path) -> None:
-    """Finish what `replace_together` decided and did not get done."""
+    """Finish what `replace_together` decided and did not get done. Every command that writes begins here."""
+    check_links(folder)
     if not (folder / READY).exists():
         return
     with locked(folder / LOCK) as mine:
@@ -52,6 +63,12 @@ def finish_replacing(folder: Path) -> None:
             raise UsageError(_busy(folder))
         if (folder / READY).exists():
             _finish(folder)
+
+
+def check_idle(folder: Path) -> None:
+    """Refuse while another process replaces files here."""
+    if (folder / LOCK).exists() and held(folder / LOCK):
+        raise UsageError(_busy(folder))
 
 
 def forget_staged(folder: Path) -> None:
@@ -80,16 +97,15 @@ def _finish(folder: Path) -> None:
 def _parse(content: bytes, where: str) -> tuple[dict[str, str], list[str]]:
     found = get_object(parse_json(content, where, MAX_JSON_BYTES), where, keys=("schema", "move", "remove"))
     move = get_object(found["move"], f"{where}: `move`")
-    digests = {check_key(name, where): get_hex(move, name, where) for name in move}
-    return digests, [check_key(name, where) for name in get_list(found, "remove", where, str)]
+    digests = {check_name(name, where): get_hex(move, name, where) for name in move}
+    return digests, [check_name(name, where) for name in get_list(found, "remove", where, str)]
 
 
 def _move(folder: Path, move: Mapping[str, str]) -> None:
     """Copy the staged files into their places: a rename across folders may reach the disk by halves."""
     names = list(move)
-    for count, batch in enumerate([names[:1], *_batches(names[1:])]):
-        files = [(folder / name, (_staged(folder, name, move[name]),)) for name in batch]
-        durable.write_files(files, folder)
+    for count, batch in enumerate([names[:1], names[1:]]):
+        durable.write_files(((folder / name, (_staged(folder, name, move[name]),)) for name in batch), folder)
         if count == 0:
             points.reached("replacing.half_moved")
 
@@ -103,11 +119,6 @@ def _staged(folder: Path, name: str, digest: str) -> bytes:
             "finished; restore the store from a copy"
         )
     return content
-
-
-def _batches(names: list[str]) -> list[list[str]]:
-    """So many at once as a process may have open."""
-    return [names[start : start + BATCH] for start in range(0, len(names), BATCH)]
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:

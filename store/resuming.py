@@ -13,12 +13,13 @@ from blake3 import blake3
 
 from . import durable
 from .attributes import Attributes
+from .disk import claimed
 from .errors import DamageError, EnvironmentFault
 from .folder import GROUP, RUNS, WHOLE_ARRAYS, chunk_keys, committed_blocks, load_record, specs_of
 from .metadata import ArraySpec
 from .plan import Plan
 from .records import FOLDER as BLOCKS
-from .records import BlockRecord, record_name
+from .records import LOCKED, BlockRecord, record_name
 
 LAST = 2
 PIECE_BYTES = 2**22
@@ -106,6 +107,13 @@ def sweep_leftovers(folder: Path, specs: dict[str, ArraySpec]) -> None:
     count = sum(durable.sweep(place) for place in folders)
     if count:
         logger.info("%s: %d leftovers of runs that ended early were removed", folder, count)
+
+
+def sweep_locks(folder: Path) -> None:
+    """Remove the locks of commits that were killed, once every block has its record."""
+    for path in sorted((folder / BLOCKS).glob(f"*{LOCKED}")):
+        with claimed(path):
+            pass  # it goes unless a living process holds it
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -13,6 +13,7 @@ from blake3 import blake3
 from . import durable, points
 from .attributes import Attributes
 from .card import card
+from .disk import sync_folders
 from .errors import DamageError, MissingChunk, StoreNotSealed
 from .folder import (
     CARD,
@@ -34,30 +35,39 @@ from .folder import (
     specs_of,
     store_folder,
 )
+from .incomplete import begun_copy
 from .manifest import MANIFEST, SEALED, FileRecord, Manifest, seal_bytes
 from .metadata import group_json
 from .missing import missing_in_words
-from .places import place_of
+from .places import LocalPlace, place_of
 from .plan import Plan
+from .records import FOLDER as BLOCKS
 from .records import BlockRecord, record_name
 from .replacing import finish_replacing, forget_staged
-from .resuming import sweep_leftovers
+from .resuming import sweep_leftovers, sweep_locks
 
 ROOT = f"{GROUP}/zarr.json"
 
 
-def seal(path: str | Path, partial: bool = False) -> str:
+def seal(
+    path: str | Path, partial: bool = False, *, drop_blocks: bool = False, own_copy: bool = False
+) -> str:
     """Seal a store and return the digest of its manifest; StoreNotSealed lists the missing blocks.
 
-    `partial`: a store that lacks blocks is first cut down to those before the first missing one. A store that
-    is sealed already is compared with its seal, which is repaired where the rest vouches for it.
+    `partial`: a store that lacks blocks is first cut down to those before the first missing one; committed
+    blocks behind it are removed only with `drop_blocks`. A store that is sealed already is compared with its
+    seal, which is repaired where the rest vouches for it. A copy in the making is refused, for what has not
+    arrived yet would be left out, unless the caller says that it has made the copy (`own_copy`).
     """
     folder = store_folder(path)
+    sealed = (folder / SEALED).exists()
+    if not sealed and not own_copy and (unfinished := begun_copy(LocalPlace(folder))) is not None:
+        raise unfinished
     finish_replacing(folder)
-    if partial and not (folder / SEALED).exists():
+    if partial and not sealed:
         from .shortening import shorten  # it uses this module's neighbours, and few runs need it
 
-        shorten(folder)
+        shorten(folder, drop_blocks)
     attributes = parse_group(read_small(folder, ROOT), str(folder / ROOT))
     plan = parse_plan(read_small(folder, PLAN), attributes, str(folder / PLAN))
     forget_staged(folder)
@@ -65,6 +75,7 @@ def seal(path: str | Path, partial: bool = False) -> str:
     if (folder / SEALED).exists():
         return _sealed_again(folder, attributes, plan)
     check_all_committed(folder, plan)
+    sweep_locks(folder)
     metadata = group_json(attributes.to_dict(), consolidated(folder, attributes, plan))
     durable.write_files([(folder / ROOT, (metadata,))], folder)
     points.reached("sealing.consolidated")
@@ -75,6 +86,7 @@ def seal(path: str | Path, partial: bool = False) -> str:
     text = card(folder.resolve().name, attributes, plan, manifest.chunk_bytes)
     durable.write_files([(folder / CARD, (text.encode(),))], folder)
     points.reached("sealing.card_written")
+    sync_folders([folder / BLOCKS])  # a process that died may have made a record's name and not synced it
     created = durable.create_file(folder / SEALED, seal_bytes(content), within=folder)
     points.reached("sealing.sealed")
     return blake3(content).hexdigest() if created else _sealed_again(folder, attributes, plan)

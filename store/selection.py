@@ -15,14 +15,23 @@ import numpy as np
 
 from . import durable, points
 from .beginning import metadata_files, whole_arrays
-from .carrying import Meter, Moved, Piece, carry, settle, threads_for
+from .carrying import (
+    Buffers,
+    Meter,
+    Moved,
+    Piece,
+    carry,
+    holds,
+    settle,
+    threads_for,
+)
 from .contents import Contents
 from .dtypes import LAYER_SITES
-from .errors import UsageError
+from .errors import DamageError, UsageError
 from .folder import GROUP
 from .incomplete import PULLING
 from .layout import AFFINE
-from .manifest import read_seal
+from .manifest import FileRecord, read_seal, read_sealed_manifest
 from .marks import claim
 from .metadata import group_json
 from .places import LocalPlace
@@ -58,7 +67,8 @@ def choose(
 
 
 def pull_selection(reader: Reader, path: Path, chosen: Selection, progress: Progress) -> Moved:
-    """Write the selection into a new folder, or go on with one that was cut short."""
+    """Write the selection into a new folder, or go on with one that was cut short; what a whole one has lost
+    since comes back."""
     smaller, target = Smaller.of(reader, chosen), LocalPlace(path)
     attributes = smaller.attributes
     meter = Meter("pull", 0, progress)
@@ -66,9 +76,12 @@ def pull_selection(reader: Reader, path: Path, chosen: Selection, progress: Prog
     if claim(target, PULLING, mark, lambda _: Reader.open(target).attributes == attributes):
         points.reached("transfer.begun")
         _fill(Contents.of(reader, chosen.blocks), smaller, target, meter)
-        seal(path)
+        seal(path, own_copy=True)
         target.delete(PULLING)
         points.reached("transfer.sealed_there")
+    else:
+        _mend(Contents.of(reader, chosen.blocks), smaller, target, meter)
+        meter.forget_kept_unless_moved()
     digest = read_seal(target) or ""
     return Moved(reader.path, target.url, digest, meter.n_files, meter.n_bytes, meter.n_kept)
 
@@ -77,21 +90,54 @@ def _fill(contents: Contents, smaller: Smaller, target: LocalPlace, meter: Meter
     """Everything up to the seal, in the order of a harvest: no record before its chunk objects."""
     source, folder = contents.reader.place, target.path
     n_threads = threads_for(source, target, contents.largest)
-
-    def blocks() -> Iterator[tuple[BlockRecord, list[Piece]]]:
-        return (_block(contents, smaller, block) for block in range(smaller.plan.n_blocks))
-
-    meter.total = sum(piece.size for _, pieces in blocks() for piece in pieces)
+    meter.total = sum(piece.size for piece in _pieces(contents, smaller))
     there = target.list() or {}
     durable.check_space(folder, meter.total - sum(there.values()))
-    carry(source, target, (piece for _, pieces in blocks() for piece in pieces), meter, n_threads)
+    carry(source, target, _pieces(contents, smaller), meter, n_threads)
     points.reached("transfer.chunks_there")
-    durable.write_files((folder / record_name(record.block), (record.to_bytes(),)) for record, _ in blocks())
+    durable.write_files(_records(contents, smaller, folder), folder)
     points.reached("transfer.records_there")
-    durable.write_files(_metadata(contents.reader, smaller, folder, n_threads))
+    durable.write_files(_metadata(contents.reader, smaller, folder, n_threads), folder)
     points.reached("transfer.metadata_there")
     if set(there) != {PULLING}:
         settle(folder)
+
+
+def _mend(contents: Contents, smaller: Smaller, target: LocalPlace, meter: Meter) -> None:
+    """Compare every file of a sealed selection with its digest, and bring again those that differ."""
+    source, folder, buffers = contents.reader.place, target.path, Buffers()
+    n_threads = threads_for(source, target, contents.largest)
+    meter.total = sum(piece.size for piece in _pieces(contents, smaller))
+    carry(source, target, _pieces(contents, smaller), meter, n_threads)
+    manifest, _ = read_sealed_manifest(target)
+    assert manifest is not None  # `claim` found the seal
+    small = [Piece(name, found.size, found.digest) for name, found in manifest.files.items()]
+    if not (lost := [piece for piece in small if not holds(folder, piece, buffers)]):
+        return
+    made = dict(_records(contents, smaller, folder))
+    if any(folder / piece.name not in made for piece in lost):
+        made |= dict(_metadata(contents.reader, smaller, folder, n_threads))
+    again = {piece: b"".join(map(bytes, made.get(folder / piece.name, ()))) for piece in lost}
+    for piece, content in again.items():
+        if FileRecord.of(content) != manifest.files[piece.name]:
+            raise DamageError(
+                f"{target.where(piece.name)} is damaged and cannot be made again with the bytes that were "
+                "sealed; pull the selection into a new folder"
+            )
+    durable.write_files(((folder / piece.name, (content,)) for piece, content in again.items()), folder)
+    for piece in again:
+        meter.add(piece)
+
+
+def _pieces(contents: Contents, smaller: Smaller) -> Iterator[Piece]:
+    """Every chunk object of the selection, made anew each time: there may be millions."""
+    for block in range(smaller.plan.n_blocks):
+        yield from _block(contents, smaller, block)[1]
+
+
+def _records(contents: Contents, smaller: Smaller, folder: Path) -> Iterator[tuple[Path, tuple[Any, ...]]]:
+    for block in range(smaller.plan.n_blocks):
+        yield folder / record_name(block), (_block(contents, smaller, block)[0].to_bytes(),)
 
 
 def _metadata(

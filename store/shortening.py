@@ -7,6 +7,7 @@ stays are read, the small files are written again; no activation is touched.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,12 +30,13 @@ from .folder import (
     show_numbers,
     specs_of,
 )
-from .manifest import MANIFEST
+from .manifest import MANIFEST, SEALED
 from .metadata import group_json
 from .parsing import readable
 from .plan import SPLITS, Plan
 from .reader import Reader
-from .records import record_name
+from .records import FOLDER as BLOCKS
+from .records import LOCKED, record_name
 from .replacing import finish_replacing, replace_together
 from .resuming import checked_blocks
 from .smaller import smaller_documents, smaller_plan, smaller_vocabulary
@@ -43,16 +45,27 @@ from .tables import table_bytes
 ROOT = f"{GROUP}/zarr.json"
 
 
-def shorten(folder: Path) -> int:
-    """Cut an unsealed store to the blocks before the first missing one; the token rows that it has then."""
+def shorten(folder: Path, drop_blocks: bool = False) -> int:
+    """Cut an unsealed store to the blocks before the first missing one; the token rows that it has then.
+
+    Committed blocks behind the gap have cost a model's work: they are removed only with `drop_blocks`.
+    """
     finish_replacing(folder)
-    attributes = parse_group(read_small(folder, ROOT), str(folder / ROOT))
+    root = read_small(folder, ROOT)
+    attributes = parse_group(root, str(folder / ROOT))
     plan = parse_plan(read_small(folder, PLAN), attributes, str(folder / PLAN))
     _check_idle(folder)
-    n_blocks = _prefix(checked_blocks(folder, attributes, plan))
+    n_blocks = _prefix(committed := checked_blocks(folder, attributes, plan))
     if n_blocks == plan.n_blocks:
         return plan.n_tokens
     _check_splits(folder, plan, n_blocks)
+    if (behind := {block for block in committed if block > n_blocks}) and not drop_blocks:
+        n_rows = sum(int(plan.block_rows[block]) for block in behind)
+        raise UsageError(
+            f"{folder}: {len(behind)} committed blocks ({show_numbers(behind)}; {n_rows:,} token rows) stand "
+            f"behind the first missing one ({n_blocks}) and would be removed for good; collect what is "
+            "missing, or add --drop-blocks (drop_blocks=True)"
+        )
     cut = smaller_plan(plan, range(n_blocks))
     marked = _shortened(attributes, plan, cut)
     files = {
@@ -62,7 +75,8 @@ def shorten(folder: Path) -> int:
         **_array_metadata(marked, cut),
         **_records(folder, attributes, plan, cut),
     }
-    replace_together(folder, files, _beyond(folder, attributes, plan, n_blocks))
+    check = functools.partial(_check_unchanged, folder, root, committed)
+    replace_together(folder, files, _beyond(folder, attributes, plan, n_blocks), check)
     return cut.n_tokens
 
 
@@ -87,9 +101,17 @@ def _prefix(committed: set[int]) -> int:
 
 def _check_idle(folder: Path) -> None:
     """A collector that still runs would commit blocks of the longer plan."""
-    for path in sorted((folder / RUNS).glob("*.lock")):
+    for path in sorted([*(folder / RUNS).glob("*.lock"), *(folder / BLOCKS).glob(f"*{LOCKED}")]):
         if held(path):
             raise UsageError(f"a collector is at work on {folder} ({path.name}); stop it first")
+
+
+def _check_unchanged(folder: Path, root: bytes, committed: set[int]) -> None:
+    """Another `seal --partial`, or a collector that has finished by now, may have been faster."""
+    _check_idle(folder)
+    same = read_small(folder, ROOT) == root and committed_blocks(folder) == committed
+    if not same or (folder / SEALED).exists():
+        raise UsageError(f"{folder} was changed by another process meanwhile; nothing was shortened")
 
 
 def _check_splits(folder: Path, plan: Plan, n_blocks: int) -> None:

@@ -3,37 +3,27 @@
 In: a sealed store and an empty place, or one where the same copy was cut short. Out: the same bytes there,
 and a Moved that counts them. Order: a mark that says what is coming, chunk objects, block records, metadata,
 README.md, manifest.json, SEALED, and the mark goes. So a copy cut short at any moment has no SEALED, is
-refused by every reader, and goes on where it stopped when the command is repeated. Each digest is checked on
-the way, and all sizes at the target before SEALED. Cost: one read, one BLAKE3 and one write a file; memory
-for 256 MiB in flight, and about 180 bytes a chunk object for the records.
+refused by every reader, and goes on where it stopped when the command is repeated. A copy that was whole and
+has lost or damaged files since gets these again, under the same seal. Each digest is checked on the way, and
+all sizes at the target before SEALED. Cost: one read, one BLAKE3 and one write a file; memory for 256 MiB in
+flight, and about 180 bytes a chunk object for the records.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from blake3 import blake3
 
 from . import durable, points
-from .carrying import (
-    DISK_THREADS,
-    Buffers,
-    Meter,
-    Moved,
-    Piece,
-    carry,
-    fetch,
-    in_parallel,
-    settle,
-    threads_for,
-)
+from .bulk import BulkPlace, carry_bulk, prepare_bulk
+from .carrying import Meter, Moved, Piece, carry, settle, threads_for
 from .contents import Contents
-from .errors import DamageError, EnvironmentFault, StoreNotSealed, UsageError
+from .errors import DamageError, EnvironmentFault, UsageError
 from .folder import CARD, Where, store_folder
 from .incomplete import PULLING, PUSHING
-from .manifest import MANIFEST, SEALED, read_seal
+from .manifest import MANIFEST, read_seal
 from .marks import claim, create_settled, finish, read_or_none
-from .places import LocalPlace, WritablePlace, writable_place_of
+from .places import LocalPlace, Place, WritablePlace, writable_place_of
 from .probe import require_exclusive_create
 from .progress import Progress, silent
 from .reader import Reader
@@ -53,10 +43,6 @@ def push(
     A remote store that lets two writers create one file is refused unless `allow_unsafe_create`.
     """
     folder = store_folder(store)
-    if read_seal(LocalPlace(folder)) is None:
-        raise StoreNotSealed(
-            f"{folder} is not sealed; only a whole store is pushed: run `nearline seal` first"
-        )
     contents = Contents.of(Reader.open(folder))
     _check_present(contents)
     target = writable_place_of(to)
@@ -98,14 +84,14 @@ def _move(contents: Contents, target: WritablePlace, mark: str, stage: str, prog
     bulk = isinstance(target, BulkPlace)
     meter = Meter(stage, contents.n_bytes, silent if bulk else progress)  # the Hub's upload reports itself
     if bulk:
-        _prepare_bulk(contents, target)
+        prepare_bulk(contents, target)
     if claim(target, mark, manifest, lambda sealed: sealed == contents.digest):
         points.reached("transfer.begun")
         if bulk:
-            _carry_bulk(contents, target, meter, progress)
+            carry_bulk(contents, target, meter, progress)
             target.delete(mark)
             return Moved(source.url, target.url, contents.digest, meter.n_files, meter.n_bytes, 0)
-        there = _present(target)
+        there = _present(contents, target)
         if isinstance(target, LocalPlace):
             durable.check_space(target.path, contents.n_bytes - sum(there.values()))
         _carry_all(contents, target, there, meter)
@@ -118,7 +104,25 @@ def _move(contents: Contents, target: WritablePlace, mark: str, stage: str, prog
         _check_arrived(contents, target)
         finish(target, mark, manifest)
         points.reached("transfer.sealed_there")
+    elif not _is_same_folder(source, target):
+        _mend(contents, target, meter, manifest, progress)
     return Moved(source.url, target.url, contents.digest, meter.n_files, meter.n_bytes, meter.n_kept)
+
+
+def _mend(
+    contents: Contents, target: WritablePlace, meter: Meter, manifest: bytes, progress: Progress
+) -> None:
+    """Bring again what a sealed copy has lost since: of a folder every digest is compared, of a server the
+    sizes that it lists. README.md may have been edited or removed there, and stays as it is."""
+    there = _present(contents, target)
+    if not isinstance(target, BulkPlace):
+        _carry_all(contents, target, there, meter)
+        if read_or_none(target, MANIFEST) != manifest:
+            target.put(MANIFEST, manifest)
+            meter.add(Piece(MANIFEST, len(manifest), contents.digest))
+    elif there.get(MANIFEST) != len(manifest) or any(there.get(p.name) != p.size for p in contents.pieces()):
+        carry_bulk(contents, target, meter, progress, there)
+    meter.forget_kept_unless_moved()
 
 
 def _carry_all(contents: Contents, target: WritablePlace, there: dict[str, int], meter: Meter) -> None:
@@ -135,50 +139,6 @@ def _carry_all(contents: Contents, target: WritablePlace, there: dict[str, int],
     points.reached("transfer.records_there")
     bring(contents.metadata_files())
     points.reached("transfer.metadata_there")
-
-
-@runtime_checkable
-class BulkPlace(WritablePlace, Protocol):
-    """A place where every write is a commit (the Hub): it takes a whole store at once."""
-
-    def upload(
-        self,
-        files: Sequence[tuple[str, Path]],
-        *,
-        last: Sequence[tuple[str, Path]],
-        progress: Progress = silent,
-    ) -> None: ...
-
-
-def _prepare_bulk(contents: Contents, target: BulkPlace) -> None:
-    """What the Hub does not take is refused first; a repository that is not there yet is made."""
-    from .hub_upload import check_limits
-
-    check_limits(target.url, *_bulk_files(contents))
-    target.upload([], last=[])
-
-
-def _carry_bulk(contents: Contents, target: BulkPlace, meter: Meter, progress: Progress) -> None:
-    """Check every digest, then hand all files over; manifest and seal go in the last commit."""
-    place, buffers = contents.reader.place, Buffers()
-    checked = Meter("check", contents.n_bytes, progress)
-
-    def check(piece: Piece) -> None:
-        fetch(place, piece, buffers)
-        checked.add(piece)
-
-    in_parallel(check, contents.pieces(), DISK_THREADS)
-    files, last = _bulk_files(contents)
-    target.upload(files, last=last, progress=progress)
-    for piece in contents.pieces():
-        meter.add(piece)
-
-
-def _bulk_files(contents: Contents) -> tuple[list[tuple[str, Path]], list[tuple[str, Path]]]:
-    folder = Path(contents.reader.path)
-    names = [piece.name for piece in contents.pieces()]
-    names += [CARD] if (folder / CARD).is_file() and not (folder / CARD).is_symlink() else []
-    return [(name, folder / name) for name in names], [(name, folder / name) for name in (MANIFEST, SEALED)]
 
 
 def _manifest_bytes(contents: Contents) -> bytes:
@@ -220,18 +180,25 @@ def _check_apart(folder: Path, target: Path) -> None:
         raise UsageError(f"{target} lies inside the store {folder}; name a folder outside")
 
 
-def _present(target: WritablePlace) -> dict[str, int]:
-    """Names and sizes of what an earlier run brought."""
-    listed = target.list()
-    return {} if listed is None else listed
+def _is_same_folder(source: Place, target: Place) -> bool:
+    if not (isinstance(source, LocalPlace) and isinstance(target, LocalPlace)):
+        return False
+    return source.path.resolve() == target.path.resolve()
+
+
+def _present(contents: Contents, target: WritablePlace) -> dict[str, int]:
+    """Names and sizes of what is at the target, as the target itself says."""
+    if (listed := target.list()) is not None:
+        return listed
+    sizes = {piece.name: target.size(piece.name) for piece in contents.pieces()}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _check_arrived(contents: Contents, target: WritablePlace) -> None:
     """All files are at the target with their sizes, as the target itself says."""
-    listed = target.list()
+    there = _present(contents, target)
     for piece in contents.pieces():
-        size = listed.get(piece.name) if listed is not None else target.size(piece.name)
-        if size != piece.size:
+        if (size := there.get(piece.name)) != piece.size:
             found = "is not there" if size is None else f"has {size} bytes there, {piece.size} were sent"
             raise EnvironmentFault(
                 f"{target.where(piece.name)} {found}: not sealed; run the same command again"

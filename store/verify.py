@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .errors import UsageError
-from .folder import GROUP
+from .folder import GROUP, no_store
 from .places import LocalPlace, Place, parent_of, place_of
 from .progress import Progress, silent
 from .verify_blocks import BlockChecks
@@ -83,9 +83,11 @@ def verify(
 def _place(where: str | Path | Place) -> Place:
     """The store's place, from itself or from its activations.zarr; whether a store is there is seen later."""
     place = place_of(where)
-    if not place.url.rstrip("/\\").endswith(GROUP):
-        return place
-    return parent_of(place) if place.size(f"{GROUP}/zarr.json") is None else place
+    if place.url.rstrip("/\\").endswith(GROUP) and place.size(f"{GROUP}/zarr.json") is None:
+        place = parent_of(place)
+    if isinstance(place, LocalPlace) and not place.path.is_dir():
+        raise no_store(place)
+    return place
 
 
 def _ahead(

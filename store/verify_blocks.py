@@ -117,6 +117,7 @@ class BlockChecks:
                 specs.get(name),
                 chunks.get(key),
                 _statistics(record, name, index or 0),
+                self.ground.again(block),
             )
             for key, (name, index) in named.items()
         ]
@@ -137,11 +138,11 @@ class BlockChecks:
         if absent and self.ground.copying:
             names = shown((job.file for job in absent), 1)
             text = f"{len(absent)} of {len(jobs)} chunk objects of the block have not arrived ({names})"
-            self.findings.add("incomplete", absent[0].file, f"{text}; repeat the copy", tokens=absent[0].rows)
+            words = "; ".join(self.ground.copy_words)
+            self.findings.add("incomplete", absent[0].file, f"{text}: {words}", tokens=absent[0].rows)
         else:
             for job in absent:
-                again = f"fetch it or collect block {block} again"
-                job.add(self.findings, "missing", f"the chunk object is missing; {again}")
+                job.add(self.findings, "missing", f"the chunk object is missing; {job.again}")
         return good
 
     def _size(self, file: str) -> int | None:

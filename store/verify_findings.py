@@ -22,8 +22,9 @@ KINDS = {
     "unreadable": "a file cannot be read or is not of its form",
     "metadata": "files that are whole contradict each other",
     "values": "values break a promise of the format, or the statistics of their record",
-    "stray": "a file that nothing under the seal knows",
+    "stray": "a file that other programs take for a part of the store, and nothing under the seal knows",
 }
+RESTORE = "`nearline repair` puts it back, or fetch it from a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Verified:
     n_bytes_read: int
     problems: tuple[Problem, ...]
     leftovers: tuple[str, ...]  # harmless: temporary files, and chunk objects of blocks not committed
+    strays: tuple[str, ...]  # harmless: files among those of the store that no reader looks at
 
     @property
     def whole(self) -> bool:
@@ -61,6 +63,11 @@ class Verified:
     @property
     def damaged(self) -> bool:
         return any(problem.kind != "incomplete" for problem in self.problems)
+
+    @property
+    def repairable(self) -> bool:
+        """Something is wrong that `nearline repair` may undo; it removes no file that it does not know."""
+        return any(problem.kind not in ("incomplete", "stray") for problem in self.problems)
 
     @property
     def exit_code(self) -> int:
@@ -79,6 +86,7 @@ class Findings:
         self.place = place
         self.n_files = self.n_objects = self.n_objects_read = self.n_bytes_read = 0
         self.leftovers: list[str] = []
+        self.strays: list[str] = []
         self.fetched: set[str] = set()  # names of the small files that were looked for
         self._problems: list[Problem] = []
         self._lock = threading.Lock()
@@ -114,7 +122,7 @@ class Findings:
     def fetch(
         self,
         name: str,
-        absent: str | None = "the file is missing; fetch or restore it",
+        absent: str | None = f"the file is missing; {RESTORE}",
         tokens: tuple[int, int] | None = None,
     ) -> bytes | None:
         """Content of a small file. None where there is none, which is a problem unless `absent` is None."""
@@ -144,6 +152,7 @@ class Findings:
             self.n_bytes_read,
             tuple(sorted(self._problems, key=_order)),
             tuple(sorted(self.leftovers)),
+            tuple(sorted(self.strays)),
         )
 
 

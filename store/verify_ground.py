@@ -11,10 +11,12 @@ from blake3 import blake3
 from jaxtyping import Int
 
 from .attributes import Attributes
+from .incomplete import copy_words
 from .manifest import Manifest
 from .metadata import ArraySpec
 from .plan import Plan
-from .verify_findings import Findings
+from .records import record_name
+from .verify_findings import RESTORE, Findings
 
 Vocabulary = tuple[Int[np.ndarray, " id"], Int[np.ndarray, " id"]]  # token ids in order, and their counts
 
@@ -26,6 +28,7 @@ class Ground:
     listing: dict[str, int] | None  # None: the place cannot be listed
     sealed: bool  # there is a SEALED
     copying: bool  # not sealed, but an unfinished copy of a store that was
+    mark: str | None  # of the push or pull that makes this copy, as long as it is unfinished
     digest: str | None
     manifest: Manifest | None  # only if the seal vouches for it
     attributes: Attributes | None = None
@@ -34,6 +37,19 @@ class Ground:
     whole_files: frozenset[str] = frozenset()  # files of the small arrays
     expected: frozenset[str] = frozenset()  # files that an unfinished copy is to have
     vocabulary: Vocabulary | None = None  # if it can be relied on
+
+    @property
+    def copy_words(self) -> tuple[str, str]:
+        """What this unfinished copy is called, and how to go on with it."""
+        return copy_words(self.mark)
+
+    def again(self, block: int) -> str:
+        """What brings a chunk object of a block back."""
+        if self.sealed:
+            return f"`nearline repair` collects block {block} again, or fetch the file from a copy"
+        return (
+            f"remove {record_name(block)}, and the same `nearline collect` command collects the block again"
+        )
 
     def layer(self, index: int | None) -> int | None:
         """The model's number of a layer of the arrays."""
@@ -52,10 +68,10 @@ def vouched(
     if sealed is None:
         return True  # named once, where the names of the manifest are checked
     if sealed.size != len(content):
-        text = f"the file has {len(content)} bytes, {sealed.size} were sealed; fetch or restore it"
+        text = f"the file has {len(content)} bytes, {sealed.size} were sealed; {RESTORE}"
         findings.add("size", name, text, tokens=tokens)
     elif sealed.digest != blake3(content).hexdigest():
-        text = "the file is not the one that was sealed; fetch or restore it"
+        text = f"the file is not the one that was sealed; {RESTORE}"
         findings.add("content", name, text, tokens=tokens)
     else:
         return True
@@ -69,8 +85,7 @@ def definition_file(ground: Ground, findings: Findings, name: str) -> bytes | No
     else:
         content = findings.fetch(name, None)
         if content is None:
-            again = (
-                "repeat the copy" if ground.copying else "the store was not begun to its end; collect again"
-            )
+            never = "the store was not begun to its end; repeat the same `nearline collect` command"
+            again = "; ".join(ground.copy_words) if ground.copying else never
             findings.add("incomplete", name, f"the file is missing: {again}")
     return content if content is not None and vouched(ground, findings, name, content) else None

@@ -13,6 +13,7 @@ from .incomplete import PULLING, PUSHING
 from .manifest import MANIFEST, SEALED
 from .metadata import ArraySpec
 from .places import Place
+from .plan import Plan
 from .records import FOLDER as BLOCKS
 from .records import record_name
 from .verify_blocks import CheckedBlock
@@ -20,6 +21,8 @@ from .verify_findings import Findings, fault
 from .verify_ground import Ground
 from .verify_rows import is_selection
 
+LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
+NODES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 WHOLE = tuple(f"{GROUP}/{name}/" for name in WHOLE_ARRAYS)
 
 
@@ -38,8 +41,8 @@ def blocks_to_check(place: Place, ground: Ground, findings: Findings) -> list[in
         numbers = {block for block in planned if _size(place, record_name(block)) is not None}
     missing = sorted(set(planned) - numbers)
     if missing:
-        tokens = ground.plan.block_range(missing[0])[0], ground.plan.block_range(missing[-1])[1]
         text = f"{len(missing)} of {len(planned)} blocks are missing ({show_numbers(missing)})"
+        tokens = _one_range(ground.plan, missing)
         findings.add("incomplete", record_name(missing[0]), _unsealed(ground, text), tokens=tokens)
     else:
         text = f"all {len(planned)} blocks are there but no seal"
@@ -47,9 +50,18 @@ def blocks_to_check(place: Place, ground: Ground, findings: Findings) -> list[in
     return sorted(numbers & set(planned))
 
 
+def _one_range(plan: Plan, blocks: list[int]) -> tuple[int, int] | None:
+    """The tokens of blocks that follow each other without a gap; None for others."""
+    first, last = blocks[0], blocks[-1]
+    if last - first + 1 != len(blocks):
+        return None
+    return plan.block_range(first)[0], plan.block_range(last)[1]
+
+
 def check_strays(ground: Ground, findings: Findings, blocks: list[int]) -> None:
-    """Files in the folders of arrays and blocks that the store does not know. Temporary files are harmless,
-    and so are chunk objects that a writer left before it could commit their block."""
+    """Files in the folders of arrays and blocks that the store does not know. Harmless are temporary files,
+    what file browsers leave, chunk objects that a writer left before it could commit their block, and
+    whatever else no reader looks at. A problem is what programs that know Zarr take for an array."""
     if not ground.specs:
         return  # nothing says what the store consists of
     plan, there = ground.plan, set(blocks)
@@ -60,15 +72,27 @@ def check_strays(ground: Ground, findings: Findings, blocks: list[int]) -> None:
     for name in ground.listing or ():
         if name.endswith(PARTIAL) or (ground.sealed and name in (PUSHING, PULLING)):
             findings.leftovers.append(name)
-        elif name.startswith((f"{GROUP}/", f"{BLOCKS}/")) and name not in known:
-            block = _block_of(name, arrays)
-            if block is None and ground.manifest is None and name.startswith(WHOLE):
-                continue  # of a small array whose own metadata is lost or yet to come
-            if block is None:
-                text = "nothing in the store knows this file; if you do not either, remove it"
-                findings.add("stray", name, text)
-            elif block not in there and not ground.copying:
+        elif not name.startswith((f"{GROUP}/", f"{BLOCKS}/")) or name in known:
+            continue
+        elif (block := _block_of(name, arrays)) is not None:
+            if block not in there and not ground.copying:
                 findings.leftovers.append(name)
+        elif ground.manifest is None and name.startswith(WHOLE):
+            continue  # of a small array whose own metadata is lost or yet to come
+        else:
+            _stray(findings, name)
+
+
+def _stray(findings: Findings, name: str) -> None:
+    folder, _, last = name.rpartition("/")
+    if last in LITTER or last.startswith("._"):
+        findings.leftovers.append(name)
+    elif last in NODES and name.startswith(f"{GROUP}/"):
+        which = "the file" if folder == GROUP else folder
+        text = f"nothing in the store knows this file, and programs that read Zarr show it; remove {which}"
+        findings.add("stray", name, text)
+    else:
+        findings.strays.append(name)
 
 
 class Totals:
@@ -159,8 +183,14 @@ def _block_of(name: str, arrays: dict[str, ArraySpec]) -> int | None:
     return index[spec.dims.index("token")]
 
 
-def _unsealed(ground: Ground, text: str, what: str = "`nearline collect` continues it") -> str:
-    return f"the store is not sealed: {text}; {'repeat the copy' if ground.copying else what}"
+def _unsealed(
+    ground: Ground, text: str, what: str = "the same `nearline collect` command continues it"
+) -> str:
+    if ground.mark is None:
+        copy = "; if it is a copy, copy it again" if ground.copying else ""
+        return f"the store is not sealed: {text}; {what}{copy}"
+    kind, again = ground.copy_words
+    return f"{kind}: {text}; {again}"
 
 
 def _size(place: Place, name: str) -> int | None:

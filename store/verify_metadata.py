@@ -16,6 +16,7 @@ from .folder import (
     GROUP,
     PLAN,
     VOCABULARY,
+    no_store,
     parse_group,
     parse_plan,
     specs_of,
@@ -29,7 +30,7 @@ from .records import FOLDER as BLOCKS
 from .records import record_name
 from .replacing import READY
 from .verify_arrays import check_arrays
-from .verify_findings import Findings, fault, reason
+from .verify_findings import RESTORE, Findings, fault, reason
 from .verify_ground import Ground, definition_file
 from .verify_tables import check_tables
 
@@ -41,7 +42,7 @@ def survey(place: Place, findings: Findings) -> Ground | None:
     there = {name: _is_there(place, listing, name) for name in names}
     looks = any(name.startswith((f"{GROUP}/", f"{BLOCKS}/")) for name in listing or ())
     if not looks and not any(there.values()):
-        raise StoreNotFound(f"{place.url} is not a nearline store: it holds neither {SEALED} nor {PLAN}")
+        raise no_store(place)
     if there[READY]:
         text = "a change of the store (`seal --partial` or `repair`) was interrupted; run that command again"
         findings.add("incomplete", READY, text)
@@ -49,15 +50,18 @@ def survey(place: Place, findings: Findings) -> Ground | None:
     digest = _seal(place, findings) if there[SEALED] else None
     manifest = _manifest(findings, digest) if there[SEALED] else None
     copying = not there[SEALED] and (there[PUSHING] or there[PULLING] or there[MANIFEST])
-    ground = Ground(listing, there[SEALED], copying, digest if manifest else None, manifest)
+    mark = next((name for name in (PUSHING, PULLING) if there[name] and not there[SEALED]), None)
+    ground = Ground(listing, there[SEALED], copying, mark, digest if manifest else None, manifest)
     if copying:
-        ground = replace(ground, expected=_expected(place, findings, there))
+        ground = replace(ground, expected=_expected(ground, findings, there))
     return _definition(ground, findings)
 
 
 def _listing(place: Place) -> dict[str, int] | None:
     try:
         return place.list()
+    except StoreNotFound:  # no bucket of this name
+        raise
     except OSError as error:
         raise fault(place, "", error) from error
 
@@ -84,11 +88,11 @@ def _seal(place: Place, findings: Findings) -> str | None:
 
 def _manifest(findings: Findings, digest: str | None) -> Manifest | None:
     """The manifest that the seal vouches for. Behind a damaged seal it may be whole, but nothing says so."""
-    content = findings.fetch(MANIFEST, f"{SEALED} is there but this file is not; fetch or restore it")
+    content = findings.fetch(MANIFEST, f"{SEALED} is there but this file is not; {RESTORE}")
     if content is None or digest is None:
         return None
     if blake3(content).hexdigest() != digest:
-        findings.add("seal", MANIFEST, "the file is not the one that was sealed; fetch or restore it")
+        findings.add("seal", MANIFEST, f"the file is not the one that was sealed; {RESTORE}")
         return None
     where = findings.place.where(MANIFEST)
     try:
@@ -98,17 +102,16 @@ def _manifest(findings: Findings, digest: str | None) -> Manifest | None:
         return None
 
 
-def _expected(place: Place, findings: Findings, there: dict[str, bool]) -> frozenset[str]:
+def _expected(ground: Ground, findings: Findings, there: dict[str, bool]) -> frozenset[str]:
     """Names of the files that an unfinished copy is to have: its manifest or its mark says so."""
     for name in (MANIFEST, PUSHING, PULLING):
         content = findings.fetch(name) if there[name] else None
         try:
-            found = parse_manifest(parse_json(content or b"", place.where(name)), place.where(name))
+            found = parse_manifest(parse_json(content or b"", name), name)
             return frozenset(found.files)
         except FormatError:
             if there[name]:
-                text = "the file of this unfinished copy is cut short; repeat the copy"
-                findings.add("incomplete", name, text)
+                findings.add("incomplete", name, f"the file is cut short: {'; '.join(ground.copy_words)}")
     return frozenset()
 
 

@@ -37,6 +37,7 @@ class Job:
     spec: ArraySpec | None
     chunk: ChunkRecord | None  # None: the record cannot be relied on
     statistics: dict[str, float | int | None]
+    again: str  # what brings the object back
     invalid: np.ndarray | None = None  # rows of the block where `valid` is false; None: not known
 
     @property
@@ -113,7 +114,7 @@ def _open(place: Place, findings: Findings, job: Job) -> OpenFile | None:
     try:
         return place.open(job.file)
     except FileNotFoundError:
-        job.add(findings, "missing", "the chunk object is missing; fetch it or collect its block again")
+        job.add(findings, "missing", f"the chunk object is missing; {job.again}")
     except DamageError as error:
         job.add(findings, "unreadable", reason(error, place.where(job.file)))
     except OSError as error:
@@ -136,7 +137,7 @@ def _agrees(findings: Findings, job: Job, found: Scan) -> bool:
             if found.sound
             else "the content is not what was committed: its checksum does not match"
         )
-        job.add(findings, "content", f"{text}; fetch it or collect block {job.block} again")
+        job.add(findings, "content", f"{text}; {job.again}")
     elif found.trailer.hex() != chunk.crc32c or not found.sound:
         text = f"checksum of {job.key}: recorded {chunk.crc32c}, computed {found.crc32c.hex()}"
         findings.add("metadata", record_name(job.block), text, tokens=job.rows)

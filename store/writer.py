@@ -2,9 +2,13 @@
 
 In: the plan, the attributes and the small tables; then, block by block, the rows of every site in storage
 dtype. Out: a store folder. Order of a commit: all chunk objects durable, then the block record, which exactly
-one process creates; a crash in between leaves no committed block. Cost: one BLAKE3, one crc32c and one write
-per chunk, from the caller's arrays without a copy where they are C-contiguous; all of it with the GIL
-released.
+one process creates; a crash in between leaves no committed block. Two processes never write one block at once
+where files can be locked: whoever commits holds a lock on blocks/000012.lock from before it looks for a
+record until its own is there, and the lock dies with its process, so nothing is renamed over a block that has
+a record. Where they cannot (Windows, some network disks), the one whose record comes second compares, and
+takes a block back that is not what its record says; only one that is killed before it can compare leaves a
+mixed block, which a full `nearline verify` finds. Cost: one BLAKE3, one crc32c and one write per chunk, from
+the caller's arrays without a copy where they are C-contiguous; all of it with the GIL released.
 """
 
 import secrets
@@ -30,6 +34,7 @@ from .beginning import (
     write_metadata,
     write_root,
 )
+from .disk import claimed
 from .dtypes import LAYER_SITES, numpy_dtype
 from .errors import DamageError, UsageError
 from .folder import GROUP, RUNS, load_record, specs_of
@@ -38,8 +43,8 @@ from .manifest import SEALED
 from .metadata import ArraySpec, encode_chunk
 from .parsing import readable
 from .plan import Plan
-from .records import BlockRecord, ChunkRecord, clean_statistics, record_name
-from .replacing import finish_replacing, forget_staged
+from .records import BlockRecord, ChunkRecord, clean_statistics, lock_name, record_name
+from .replacing import check_idle, finish_replacing, forget_staged
 from .resuming import checked_blocks, chunk_problem, sweep_leftovers
 from .sealing import seal
 from .tables import DOCUMENTS as DOCUMENTS_SCHEMA
@@ -93,6 +98,7 @@ class StoreWriter:
         vocabulary = conform(vocabulary, VOCABULARY_SCHEMA, "vocabulary table")
         folder = claim_store(path)
         finish_replacing(folder)
+        check_idle(folder)
         begun, begun_here = begun_attributes(folder), False
         if begun is None:
             durable.check_space(folder, _bytes_of(attributes, plan, plan.n_blocks))
@@ -122,15 +128,18 @@ class StoreWriter:
             raise UsageError(f"block {block} is committed already")
         row0, row1 = self.plan.block_range(block)
         _check_block(self, block, columns, sites)
-        if (self.path / record_name(block)).exists():
-            raise self._lost(block)
-        chunks: dict[str, ChunkRecord] = {}
-        durable.write_files(self._chunk_files(block, {**sites, **columns}, chunks), self.path)
-        points.reached("writer.chunks_durable")
-        record = BlockRecord(block, row0, row1, self.plan.digest, chunks, clean_statistics(statistics))
-        if not durable.create_file(self.path / record_name(block), record.to_bytes(), within=self.path):
-            raise self._lost(block)
-        points.reached("writer.record_created")
+        with claimed(self.path / lock_name(block)) as mine:
+            if mine is False:
+                raise UsageError(f"{self._rivals(block, 'is being written')}; nothing is damaged")
+            if (self.path / record_name(block)).exists():
+                raise self._lost(block)
+            chunks: dict[str, ChunkRecord] = {}
+            durable.write_files(self._chunk_files(block, {**sites, **columns}, chunks), self.path)
+            points.reached("writer.chunks_durable")
+            record = BlockRecord(block, row0, row1, self.plan.digest, chunks, clean_statistics(statistics))
+            if not durable.create_file(self.path / record_name(block), record.to_bytes(), within=self.path):
+                raise self._lost(block)
+            points.reached("writer.record_created")
         self.committed.add(block)
         if not self.begun_here:
             self._sweep(chunks)
@@ -147,17 +156,20 @@ class StoreWriter:
         durable.write_file(target, readable(dict(facts)))
         return target
 
-    def _lost(self, block: int) -> UsageError:
+    def _rivals(self, block: int, what: str) -> str:
+        return (
+            f"two collectors are at work on the same blocks of {self.path} (block {block} {what} by "
+            "the other one); give each its own --rank, or stop one of them"
+        )
+
+    def _lost(self, block: int) -> UsageError | DamageError:
         """Another process has committed this block: are the bytes on disk those that its record vouches for?
 
         This process may have renamed its own chunk objects over the other's. Then nobody can say whose are
-        there, and the record goes, so that the block is collected again.
+        there, and the record goes, so that the block is collected again; of a sealed store it cannot go.
         """
         path = self.path / record_name(block)
-        both = (
-            f"two collectors are at work on the same blocks of {self.path} (block {block} was committed by "
-            "the other one); give each its own --rank, or stop one of them"
-        )
+        both = self._rivals(block, "was committed")
         try:
             record = load_record(path.read_bytes(), self.plan, self._specs, block, str(path))
             problem = chunk_problem(self.path, record, self._specs, whole=True)
@@ -167,8 +179,12 @@ class StoreWriter:
             problem = str(error)
         if problem is None:
             return UsageError(f"{both}; nothing is damaged, and this one stops")
-        if not (self.path / SEALED).exists():
-            durable.remove_file(path)
+        if (self.path / SEALED).exists():
+            return DamageError(
+                f"{both}; the other one has sealed the store, and then this one wrote over block {block}: "
+                f"{problem}; run `nearline repair {self.path}`"
+            )
+        durable.remove_file(path)
         return UsageError(f"{both}; {problem}: block {block} is missing now, the next run collects it again")
 
     def _sweep(self, chunks: Mapping[str, ChunkRecord]) -> None:

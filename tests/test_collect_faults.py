@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers_harvest import Planted, harvested, texts
 from helpers_models import MAX_POSITIONS, N_LAYERS, tiny_model, tiny_tokenizer
 from nearline.collect import collect, parse_settings
 from nearline.collect.pipeline import Pipeline
+from nearline.collect.stopping import StopNow
 from nearline.store import Reader, StoreWriter, durable
 from nearline.store.errors import EnvironmentFault, NearlineError, NotFinite, OutOfRange, UsageError
 
@@ -147,13 +149,14 @@ def test_a_failed_start_removes_only_what_it_made(tmp_path: Path, monkeypatch: p
     store.mkdir()
 
     def failing(self: StoreWriter, *rest: Any) -> Any:
-        (store / "notes.txt").write_text("somebody put this here meanwhile")
+        for name in ("film.mp4.partial", "notes.txt"):
+            (store / name).write_text("somebody put this here meanwhile")
         raise Stopped
 
     monkeypatch.setattr(StoreWriter, "commit", failing)
     with pytest.raises(Stopped):
         harvested(store)
-    assert [path.name for path in store.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in store.iterdir()) == ["film.mp4.partial", "notes.txt"]
 
 
 # ---- what a user may get wrong
@@ -305,6 +308,24 @@ def test_the_writers_error_on_the_last_block_is_not_lost() -> None:
 
     with pytest.raises(Stopped, match="disk"), Pipeline(failing, ["a"]) as pipeline:
         pipeline.submit(pipeline.borrow(), 1)
+
+
+def test_the_writers_error_is_the_news_also_when_a_stop_is_on_its_way() -> None:
+    go = threading.Event()
+
+    def failing(buffer: str, job: int) -> None:
+        go.wait()
+        raise Stopped("disk")
+
+    def submit_and_stop() -> None:
+        with Pipeline(failing, ["a", "b"]) as pipeline:
+            pipeline.submit(pipeline.borrow(), 1)
+            go.set()
+            raise StopNow(by_signal=False)
+
+    with pytest.raises(Stopped, match="disk") as caught:
+        submit_and_stop()
+    assert isinstance(caught.value.__cause__, StopNow)
 
 
 def test_blocks_handed_over_are_written_when_the_model_fails() -> None:

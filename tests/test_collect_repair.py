@@ -1,6 +1,8 @@
 """A damaged store is made whole again: to the same bytes where this machine gives them, else to the same
 values, said so in its lineage; where it is another model, corpus or machine, it is left as it is."""
 
+import dataclasses
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -11,10 +13,15 @@ import pytest
 import torch
 from helpers_harvest import files_of, texts
 from helpers_models import tiny_model, tiny_tokenizer
-from nearline.collect import collect, corpora, harvest, models, parse_settings
+from helpers_store import begin, commit, make_store, synthetic
+from nearline.collect import collect, corpora, damage, harvest, models, parse_settings
+from nearline.collect.likeness import _statistics_errors, require_alike
 from nearline.collect.repairing import Repaired, repair
-from nearline.store import Reader, points
-from nearline.store.errors import DamageError, IncompleteError, UsageError
+from nearline.collect.resealing import record_of
+from nearline.store import Reader, durable, points
+from nearline.store.errors import DamageError, EnvironmentFault, FormatError, IncompleteError, UsageError
+from nearline.store.manifest import MANIFEST, parse_manifest
+from nearline.store.places import _LocalFile
 from nearline.store.verify import verify
 
 SETTINGS: dict[str, Any] = {
@@ -294,6 +301,118 @@ def test_damage_that_nothing_vouches_for_is_refused(store: Path) -> None:
     with pytest.raises(DamageError, match="nothing says any more what was sealed; restore the store"):
         repaired(store)
     assert whole(store) == before
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_only_an_error_of_the_file_itself_is_damage(
+    number: int, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, file_digest = damage.anchor_of(store).manifest, damage.file_digest
+    chunk = f"{ZARR}/residual/c/1/2/0"
+
+    def failing(path: Path) -> str:
+        if path == store / chunk:
+            raise OSError(number, "injected")
+        return file_digest(path)
+
+    monkeypatch.setattr(damage, "file_digest", failing)
+    if number == errno.EIO:
+        found = damage.find_damage(store, manifest, lambda *_: None)
+        assert found.chunks == {2: {"residual/c/1/2/0"}}
+        return
+    before = whole(store)
+    with pytest.raises(EnvironmentFault, match=f"{chunk}: cannot be read"):
+        repaired(store)
+    assert whole(store) == before
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_so_it_is_with_small_files(number: int, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = damage.anchor_of(store).manifest
+
+    def failing(self: _LocalFile, view: memoryview) -> int:
+        raise OSError(number, "injected")
+
+    monkeypatch.setattr(_LocalFile, "readinto", failing)
+    if number == errno.EIO:
+        assert damage.find_damage(store, manifest, lambda *_: None).blocks == list(range(manifest.n_blocks))
+        return
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
+        damage.find_damage(store, manifest, lambda *_: None)
+
+
+def test_a_manifest_with_absurdly_many_blocks_is_refused(sealed: Path) -> None:
+    """Whoever reads it may make a list of them."""
+    found = json.loads((sealed / MANIFEST).read_bytes())
+    parse_manifest(found, "here")
+    with pytest.raises(FormatError, match="n_blocks"):
+        parse_manifest(found | {"n_blocks": 10**12}, "here")
+
+
+@pytest.mark.parametrize("link", ["runs", "runs/repairing"])
+def test_a_scratch_folder_that_is_a_link_is_not_emptied(link: str, store: Path, tmp_path: Path) -> None:
+    (elsewhere := tmp_path / "mine").mkdir()
+    (elsewhere / "repairing").mkdir()
+    (elsewhere / "repairing" / "precious").write_text("mine")
+    if link == "runs":
+        shutil.rmtree(store / "runs", ignore_errors=True)
+    else:
+        (store / "runs").mkdir(exist_ok=True)
+    (store / link).symlink_to(elsewhere, target_is_directory=True)
+    flip(store / f"{ZARR}/residual/c/1/2/0")
+    with pytest.raises(UsageError, match=f"{link} is a link"):
+        repaired(store)
+    assert [path.name for path in elsewhere.rglob("*")] == ["repairing", "precious"]
+
+
+def test_a_repair_needs_few_open_files(sealed: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in Reader.open(store).record(2).chunks:
+        (store / ZARR / key).unlink()
+    temporary, numbers = durable._temporary, list[int]()
+
+    def counted(path: Path) -> Any:
+        pending = temporary(path)
+        if "repairing" not in path.parts:
+            numbers.append(pending.descriptor)
+        return pending
+
+    monkeypatch.setattr(durable, "_temporary", counted)
+    monkeypatch.setattr(durable, "OPEN_FILES", 3)
+    repaired(store)
+    assert whole(store) == whole(sealed)
+    assert len(numbers) > 12
+    assert max(numbers) - min(numbers) < 9
+
+
+@pytest.mark.parametrize("kept", ["values", "statistics"])
+def test_a_block_that_comes_out_not_finite_is_another_block(kept: str, tmp_path: Path) -> None:
+    """Rows that are not finite have no error to measure: that they were finite before has to count."""
+    settings: dict[str, Any] = {"n_layers": 1, "d": 4, "n_tokens": 60, "block": 20, "sequence_length": 10}
+    store, data = make_store(tmp_path / "store", **settings), synthetic(**settings)
+    for values in data.stored.values():  # and of `sites`, in this dtype
+        values[..., 20:40, :] = np.nan
+    if kept == "values":  # the statistics say nothing about it
+        data.sites.update(synthetic(**settings).sites)
+    else:
+        data.sites.update({name: values.copy() for name, values in data.stored.items()})
+    writer = begin(tmp_path / "new", data)
+    commit(writer, data, 1)
+    new = Reader.open(tmp_path / "new", require_seal=False)
+    record = record_of(store, 1, new)
+    sites = {key for key in record.chunks if key.startswith((*SITES, "embedding"))}
+    bad = {"residual/c/0/1/0"} if kept == "values" else sites
+    with pytest.raises(DamageError, match=r"differs by inf \(relative\)"):
+        require_alike(store, 1, record, bad, new)
+
+
+def test_another_number_of_values_that_are_not_finite_is_another_block(store: Path) -> None:
+    """Where one value was not finite, magnitudes are null, whatever became of the others."""
+    record = Reader.open(store).record(1)
+    none: dict[str, list[Any]] = {"max_abs": [None], "mean_square": [None]}
+    one = dataclasses.replace(record, statistics={"residual": {**none, "n_nonfinite": [4]}})
+    assert _statistics_errors(one, one)["n_nonfinite of `residual`"] == 0.0
+    other = dataclasses.replace(one, statistics={"residual": {**none, "n_nonfinite": [5]}})
+    assert _statistics_errors(one, other)["n_nonfinite of `residual`"] == float("inf")
 
 
 # ---- by name

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from helpers_harvest import files_of, texts
 from helpers_models import tiny_model, tiny_tokenizer
 from nearline.collect import collect, harvest, parse_settings, stopping
+from nearline.collect.claim import claimed
+from nearline.collect.pipeline import Pipeline
 from nearline.collect.stopping import TimeIsUp, Watch, parse_duration
 from nearline.store import Progress, Reader, StoreWriter, durable
 from nearline.store.errors import EnvironmentFault, NearlineError, UsageError
@@ -231,6 +234,48 @@ def test_other_settings_may_follow_a_run_that_committed_nothing(tmp_path: Path) 
     assert Reader.open(run(tmp_path / "store", storage_dtype="float16")).storage_dtype == "float16"
 
 
+def test_what_is_no_stores_is_refused_and_stays(tmp_path: Path) -> None:
+    """`runs` is a common name, and so is the ending `.partial`."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "events.tensorboard").write_text("mine")
+    (tmp_path / "film.mp4.partial").write_text("mine")
+    with pytest.raises(UsageError, match=r"is not empty \(it holds film\.mp4\.partial, runs/events"):
+        run(tmp_path)
+    assert files_of(tmp_path) == {"runs/events.tensorboard": b"mine", "film.mp4.partial": b"mine"}
+
+
+def test_giving_a_folder_back_leaves_what_is_no_temporary_and_hides_no_error(tmp_path: Path) -> None:
+    (tmp_path / "probe.0123456789ab.partial" / "0").mkdir(parents=True)  # `plan` was killed while it measured
+
+    def fail() -> None:
+        with claimed(tmp_path) as claim:
+            claim.begun = True
+            (tmp_path / "film.mp4.partial").write_text("mine")  # put there meanwhile
+            raise Stopped("the reason")
+
+    with pytest.raises(Stopped, match="the reason"):
+        fail()
+    assert [path.name for path in tmp_path.rglob("*")] == ["film.mp4.partial"]
+
+
+def test_an_error_of_the_writer_is_told_although_the_run_stops() -> None:
+    going, fault = threading.Event(), EnvironmentFault("no space is left on the disk")
+
+    def write(buffer: int, job: str) -> None:
+        going.wait(10)
+        raise fault
+
+    def stop() -> None:
+        with Pipeline(write, [1, 2]) as pipeline:
+            pipeline.submit(pipeline.borrow(), "job")
+            going.set()
+            raise Stopped
+
+    with pytest.raises(EnvironmentFault, match="no space") as caught:
+        stop()
+    assert caught.value is fault
+
+
 def test_what_another_run_began_is_not_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Stopped):
         run(tmp_path / "store", progress=stop_after(1), rank=1, world_size=2)
@@ -316,7 +361,8 @@ def test_a_time_limit_drops_the_block_in_hand_and_keeps_the_others(
         run(tmp_path / "store", progress=progress, max_time="1h")
     assert caught.value.exit_code == 3
     n_committed = len(records(tmp_path / "store"))
-    how_far = f"{n_committed} of {N_BLOCKS} blocks are committed; the same command continues"
+    then = "the same command continues" if n_committed else "give it more time"
+    how_far = f"{n_committed} of {N_BLOCKS} blocks are committed; {then}"
     assert str(caught.value).startswith(f"stopped after --max-time: {how_far}")
     assert ("give it more time, or a smaller block" in str(caught.value)) == (n_committed == 0)
     assert (n_committed > 0) == (n_batches > 2)

@@ -41,6 +41,7 @@ def test_the_card_says_what_the_store_is(tmp_path: Path) -> None:
         "`residual_bits`",
         "bfloat16",
         "n<1K",
+        "reading a chunk that is missing or damaged is an error",
         "model licence",
         "0.1 MiB",
     ):

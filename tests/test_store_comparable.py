@@ -12,7 +12,7 @@ from helpers_store import Synthetic, begin, commit, synthetic
 from nearline.analyze.fit import fit
 from nearline.analyze.settings import parse
 from nearline.store import Attributes, Reader, Study, UsageError
-from nearline.store.comparable import DIFFERENCES, check_comparable, open_together
+from nearline.store.comparable import DIFFERENCES, check_comparable, name_stores, open_together
 
 SETTINGS: dict[str, Any] = {"n_layers": 2, "d": 8, "n_tokens": 1600, "block": 160}
 
@@ -97,6 +97,26 @@ def test_two_corpora_of_one_model_may_be_compared(
     assert list(opened) == ["a", "b"]
     assert opened["b"]["residual"].sizes["token"] == 1600
     assert not caplog.records
+
+
+def test_a_list_of_stores_is_named_by_their_last_parts(
+    first: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "b", synthetic(**SETTINGS, seed=1))
+    monkeypatch.chdir(tmp_path)
+    assert list(open_together([first.path, "b"])) == ["a", "b"]
+    assert list(open_together([first, Path("b")])) == ["a", "b"]
+    assert list(name_stores([first.place, ".", "file:b", "s3://bucket/c/", "hf://datasets/o/d"])) == [
+        "a",
+        tmp_path.name,
+        "b",
+        "c",
+        "d",
+    ]
+    with pytest.raises(UsageError, match=r"two stores are called b \(b and x/b\): give them names"):
+        open_together(["b", "x/b"])
+    with pytest.raises(UsageError, match="'b' is one store: give a list"):
+        open_together("b")
 
 
 def test_sites_that_are_needed(first: Reader, tmp_path: Path) -> None:

@@ -198,6 +198,44 @@ def test_sealing_looks_at_the_size_of_every_chunk(tmp_path: Path) -> None:
     assert not (path / "SEALED").exists()
 
 
+COMMANDS: list[Callable[[Path], object]] = [
+    Reader.open,
+    nearline_store.info,
+    nearline_store.seal,
+    lambda path: nearline_store.push(path, path.parent / "further"),
+    lambda path: nearline_store.pull(path, path.parent / "further"),
+]
+
+
+@pytest.mark.parametrize("mark", ["PUSHING", "PULLING"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unfinished_copy_is_called_so_by_every_command(
+    store: Path, command: Callable[[Path], object], mark: str
+) -> None:
+    """Its chunk objects and block records are there, its metadata is not."""
+    (store / "manifest.json").rename(store / mark)
+    for name in ("SEALED", "plan.json", "documents.parquet", "activations.zarr/zarr.json"):
+        (store / name).unlink()
+    verb = {"PUSHING": "push", "PULLING": "pull"}[mark]
+    words = (
+        rf"^{store} is an unfinished {verb}: 3 of its files are missing.*repeat the same `nearline {verb}`"
+    )
+    with pytest.raises(StoreNotSealed, match=words):
+        command(store)
+
+
+@pytest.mark.parametrize("move", [nearline_store.push, nearline_store.pull])
+def test_a_harvest_that_is_not_finished_is_not_moved(tmp_path: Path, move: Callable[..., object]) -> None:
+    path = make_store(tmp_path / "s", **SETTINGS, seal=False, blocks=[0, 2])
+    words = r"2 of 4 blocks are missing \(1, 3\); the same `nearline collect` command collects them"
+    with pytest.raises(StoreNotSealed, match=words):
+        move(path, tmp_path / "copy")
+    whole = make_store(tmp_path / "whole", **SETTINGS, seal=False)
+    with pytest.raises(StoreNotSealed, match="run `nearline seal`"):
+        move(whole, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
 def test_a_folder_that_is_no_store_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFound, match="does not exist"):
         Reader.open(tmp_path / "nothing")

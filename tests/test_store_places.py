@@ -8,7 +8,9 @@ import pytest
 from helpers_contracts import FILES, ReadingContract, RemoteNames, WritingContract
 from helpers_hub import FakeHub
 from helpers_servers import SECRET_KEY, Bucket, FileServer
-from nearline.store.errors import EnvironmentFault, UsageError
+from helpers_store import make_store
+from nearline.store import Reader, info, pull, push, verify
+from nearline.store.errors import EnvironmentFault, StoreNotFound, UsageError
 from nearline.store.patience import Patience
 from nearline.store.places import LocalPlace, place_of, writable_place_of
 from nearline.store.probe import require_exclusive_create
@@ -34,7 +36,22 @@ class TestFolder(WritingContract):
         return LocalPlace(tmp_path / "empty")
 
     def test_a_file_url_is_a_folder(self, place: LocalPlace) -> None:
-        assert place_of(f"file://{place.path}").read("SEALED") == FILES["SEALED"]
+        for url in (f"file://{place.path}", f"file:{place.path}", f"file://localhost{place.path}"):
+            assert place_of(url).read("SEALED") == FILES["SEALED"]
+
+    def test_a_file_url_may_be_relative_and_stays_where_it_was(
+        self, place: LocalPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place.path.rename(tmp_path / "a store#1")
+        monkeypatch.chdir(tmp_path)
+        found = [writable_place_of(url) for url in ("file:a%20store#1", "file:./a store#1")]
+        monkeypatch.chdir("/")
+        assert [each.read("SEALED") for each in found] == [FILES["SEALED"]] * 2
+
+    @pytest.mark.parametrize("url", ["file://pu/a", "file:", "file://localhost"])
+    def test_a_file_url_without_a_path_of_this_machine(self, url: str) -> None:
+        with pytest.raises(UsageError, match=f"^{url}: .*write file:"):
+            place_of(url)
 
 
 class TestS3(WritingContract, RemoteNames):
@@ -55,6 +72,16 @@ class TestS3(WritingContract, RemoteNames):
         place.put("x", b"1")
         assert place.list() == {"x": 1}
         assert place.where("x") == f"{s3_bucket.url}/x"
+
+    def test_a_bucket_that_is_not_there(self, s3_bucket: Bucket, tmp_path: Path) -> None:
+        """One answer, whatever is asked."""
+        url = "s3://no-such-bucket/store"
+        for look in (Reader.open, info, verify, lambda url: pull(url, tmp_path / "copy")):
+            with pytest.raises(StoreNotFound, match=f"^{url}: there is no bucket 'no-such-bucket'$"):
+                look(url)
+        store = make_store(tmp_path / "s", n_tokens=60, block=30, d=4)
+        with pytest.raises(EnvironmentFault, match=f"^{url}: there is no bucket 'no-such-bucket'$"):
+            push(store, url)
 
     def test_more_than_a_thousand_files_are_listed(self, s3_bucket: Bucket) -> None:
         from moto.s3.models import s3_backends

@@ -81,6 +81,8 @@ def test_a_store_without_permission_is_an_error(s3_bucket: Bucket, s3_proxy: Fau
     for ask in (probe, require_exclusive_create):
         with pytest.raises(EnvironmentFault, match="refuses access"):
             ask(place)
+    with pytest.raises(EnvironmentFault, match=rf"^{place.url}: "):  # and no file that the user never named
+        require_exclusive_create(place)
 
 
 def test_the_hub_is_not_raced(hub: FakeHub) -> None:

@@ -6,16 +6,18 @@ The processes are real ones, started once; a barrier lets them loose at the same
 import functools
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
-from multiprocessing.synchronize import Barrier
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers_store import Synthetic, begin, commit, make_store, synthetic, tree, write_all
-from nearline.store import NearlineError, Reader, StoreWriter, seal
+from nearline.store import DamageError, NearlineError, Reader, StoreWriter, UsageError, disk, points, seal
 from nearline.store.folder import committed_blocks
+from nearline.store.verify import verify
 
 SETTINGS: dict[str, Any] = {"n_tokens": 30, "block": 10, "n_layers": 2, "d": 8, "sequence_length": 10}
 PATIENCE_S = 120  # a worker that died breaks the barrier; this is for one that hangs
@@ -184,6 +186,7 @@ def test_a_loser_that_wrote_over_the_winner_gives_the_block_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order that a race may never hit: the loser renames its chunks after the winner's record."""
+    monkeypatch.setattr(disk, "fcntl", None)  # as on Windows: a lock would keep the loser out
     path, mine, other = tmp_path / "s", data_of(0, alike=False), data_of(1, alike=False)
     writer, rival = begin(path, mine), begin(path, other)
 
@@ -198,3 +201,81 @@ def test_a_loser_that_wrote_over_the_winner_gives_the_block_up(
     assert committed_blocks(path) == set()
     write_all(path, mine)
     assert list(whose(path, 0)) == [0]
+
+
+def test_a_loser_that_wrote_over_a_sealed_block_says_that_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "fcntl", None)
+    path, mine, other = tmp_path / "s", data_of(0, alike=False), data_of(1, alike=False)
+    writer, rival = begin(path, mine), begin(path, other)
+    for block in range(2):
+        commit(writer, mine, block)
+
+    def overtake(name: str) -> None:
+        if name == "durable.written":
+            monkeypatch.setattr(points, "hook", lambda name: None)
+            commit(writer, mine, 2)
+            writer.seal()
+
+    monkeypatch.setattr(points, "hook", overtake)
+    with pytest.raises(DamageError, match=r"wrote over block 2: .* run `nearline repair"):
+        commit(rival, other, 2)
+    assert committed_blocks(path) == {0, 1, 2}  # of a sealed store nothing is taken back
+    assert not verify(path, level="full").whole
+
+
+def commit_until_killed(folder: str, block: int, written: Event, go: Event) -> None:
+    """A process that is killed once the first of its chunk objects has its name."""
+
+    def die(name: str) -> None:
+        if name == "durable.written":
+            written.set()
+            go.wait(PATIENCE_S)
+        if name == "durable.half_renamed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    data = data_of(1, alike=False)
+    writer = begin(Path(folder), data)
+    points.hook = die
+    commit(writer, data, block)
+
+
+def test_nobody_commits_a_block_that_another_process_writes_until_that_one_dies(tmp_path: Path) -> None:
+    """Else the one that is killed could have renamed one chunk object over a block with a record, and nobody
+    would look at a block in the middle again."""
+    path, mine = tmp_path / "s", data_of(0, alike=False)
+    writer = begin(path, mine)
+    commit(writer, mine, 0)
+    context = multiprocessing.get_context("spawn")
+    written, go = context.Event(), context.Event()
+    process = context.Process(target=commit_until_killed, args=(str(path), 1, written, go))
+    process.start()
+    try:
+        assert written.wait(PATIENCE_S)
+        with pytest.raises(UsageError, match=r"block 1 is being written by the other .*nothing is damaged"):
+            commit(writer, mine, 1)
+        with pytest.raises(UsageError, match=r"a collector is at work .*000001.lock"):
+            seal(path, partial=True)
+        commit(writer, mine, 2)
+    finally:
+        go.set()
+        process.join(PATIENCE_S)
+    assert process.exitcode == -signal.SIGKILL
+    assert (path / "blocks/000001.lock").exists()
+    assert {problem.kind for problem in verify(path).problems} == {"incomplete"}
+    commit(begin(path, mine), mine, 1)
+    assert not (path / "blocks/000001.lock").exists()
+    seal(path)
+    assert [list(whose(path, block)) for block in range(3)] == [[0]] * 3
+    assert verify(path, level="full").whole
+
+
+def test_the_lock_of_a_dead_process_is_harmless_and_goes_with_the_seal(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", seal=False, **SETTINGS)
+    (path / "blocks/000001.lock").touch()  # it was killed once its record was there
+    assert committed_blocks(path) == {0, 1, 2}
+    seal(path)
+    assert not list((path / "blocks").glob("*.lock"))
+    (path / "blocks/000001.lock").touch()
+    assert verify(path, level="full").whole

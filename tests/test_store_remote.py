@@ -327,3 +327,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_defaults_are_bounded() -> None:
     assert patience.PATIENCE.retries <= 10
     assert patience.PATIENCE.in_all_s <= 300
+
+
+def test_a_cause_is_scrubbed_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a secret is still half of a secret, and no longer known as one."""
+    secret = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    for length in range(110, 170):
+        found = patience.cause_of(ValueError("x " * (length // 2) + "x" * (length % 2) + secret))
+        assert secret[:8] not in found
+        assert len(found) < 200

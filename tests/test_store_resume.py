@@ -25,6 +25,8 @@ from nearline.store import (
     points,
     seal,
 )
+from nearline.store.beginning import claim_store
+from nearline.store.replacing import replace_together
 
 pytestmark = pytest.mark.sampled
 SETTINGS: dict[str, Any] = {"n_tokens": 60, "block": 10, "n_layers": 1, "d": 4, "sequence_length": 10}
@@ -185,6 +187,80 @@ def test_damage_in_the_root_attributes_is_named(tmp_path: Path) -> None:
     (path / "activations.zarr/zarr.json").write_bytes(content[:-9])
     with pytest.raises(DamageError, match=r"activations.zarr/zarr.json"):
         begin(path, DATA)
+
+
+# Folders of somebody else's
+
+
+@pytest.mark.parametrize(
+    "name", ["runs/tensorboard.events", "film.mp4.partial", "activations.zarr/x.partial"]
+)
+def test_what_only_looks_like_ours_is_not_taken_for_a_store(tmp_path: Path, name: str) -> None:
+    """What fails before its first commit removes what is ours."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=rf"is not empty \(it holds {name}\)"):
+        begin(tmp_path, DATA)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_persons_partial_file_is_not_swept(tmp_path: Path) -> None:
+    path = begun(tmp_path / "s", range(6))
+    mine, ours = path / "film.mp4.partial", path / f"plan.json.0123456789ab{durable.PARTIAL}"
+    for file in (mine, ours):
+        file.write_text("x")
+    seal(path)
+    assert mine.exists()
+    assert not ours.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "activations.zarr",
+        "blocks",
+        "runs",
+        "runs/rank-0.lock",
+        "replacing",
+        "replacing/new/blocks",
+        "activations.zarr/residual",
+        "activations.zarr/residual/c",
+        "activations.zarr/residual/c/0",
+        "activations.zarr/residual/c/0/1",
+    ],
+)
+def test_a_store_with_a_link_for_a_folder_is_refused_before_anything_is_touched(
+    tmp_path: Path, name: str
+) -> None:
+    path, outside = begun(tmp_path / "s", range(4)), tmp_path / "outside"
+    (path / "runs").mkdir()
+    if (path / name).exists():
+        (path / name).rename(outside)
+    else:
+        outside.mkdir()
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+    (path / name).symlink_to(outside)
+    (path / CHUNK.format(2)).unlink()  # else: its record goes
+    (outside / "x.0123456789ab.partial").write_text("mine")  # else: swept
+    before = sorted(tmp_path.rglob("*")), tree(tmp_path)
+    works: list[Callable[[], object]] = [
+        lambda: claim_store(path),
+        lambda: begin(path, DATA),
+        lambda: seal(path),
+        lambda: seal(path, partial=True),
+        lambda: replace_together(path, {"plan.json": b"new"}, ["blocks/000001.json"]),
+    ]
+    for work in works:
+        with pytest.raises(UsageError, match=rf"{name} is a link; .*Nothing was changed"):
+            work()
+        assert (sorted(tmp_path.rglob("*")), tree(tmp_path)) == before
+
+
+def test_the_folder_of_a_store_may_be_a_link(tmp_path: Path, calm: dict[str, bytes]) -> None:
+    begun(tmp_path / "elsewhere", range(4))
+    (tmp_path / "s").symlink_to(tmp_path / "elsewhere")
+    write_all(tmp_path / "s", DATA)
+    assert tree(tmp_path / "elsewhere").keys() == calm.keys()
 
 
 # Blocks

@@ -14,11 +14,13 @@ from helpers_places import Cut, MemoryPlace, tree
 from helpers_servers import FileServer
 from helpers_store import make_store
 from nearline.store import (
+    DamageError,
     EnvironmentFault,
     NearlineError,
     Reader,
     StoreNotSealed,
     UsageError,
+    durable,
     points,
 )
 from nearline.store import open as open_store
@@ -310,3 +312,45 @@ def test_a_selection_keeps_numbers_by_which_rows_are_joined(plain: Path, tmp_pat
     assert dataclasses.astuple(part.attributes.corpus) == dataclasses.astuple(
         Reader.open(plain).attributes.corpus
     )
+
+
+@pytest.mark.parametrize("lost", ["chunk", "record", "table"])
+def test_a_sealed_selection_gets_back_what_it_lost(lost: str, plain: Path, tmp_path: Path) -> None:
+    chunk = "activations.zarr/residual/c/1/3/0"
+    name = {"chunk": chunk, "record": "blocks/000002.json", "table": "vocabulary.parquet"}[lost]
+    pull(plain, tmp_path / "part", layers=[1, 2], split="fit")
+    before = tree(tmp_path / "part")
+    (tmp_path / "part" / name).unlink()
+    (tmp_path / "part" / "activations.zarr/residual/c/0/0/0").write_bytes(b"spoiled")
+    assert pull(plain, tmp_path / "part", layers=[1, 2], split="fit").n_files == 2
+    assert tree(tmp_path / "part") == before
+    assert pull(plain, tmp_path / "part", layers=[1, 2], split="fit").n_files == 0
+
+
+def test_a_file_that_comes_out_otherwise_is_not_put_under_the_old_seal(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables are made anew, and another version of their library may write other bytes."""
+    pull(plain, tmp_path / "part", split="fit")
+    (tmp_path / "part" / "vocabulary.parquet").unlink()
+    monkeypatch.setattr("nearline.store.beginning.table_bytes", lambda table: b"of another version")
+    with pytest.raises(DamageError, match=r"vocabulary\.parquet is damaged and cannot be made again"):
+        pull(plain, tmp_path / "part", split="fit")
+    assert not (tmp_path / "part" / "vocabulary.parquet").exists()
+
+
+def test_many_blocks_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = make_store(tmp_path / "many", n_layers=1, d=4, n_tokens=120, block=3, sequence_length=3)
+    assert Reader.open(parent).n_blocks == 40
+    temporary, numbers = durable._temporary, list[int]()
+
+    def counted(path: Path) -> Any:
+        pending = temporary(path)
+        numbers.append(pending.descriptor)  # the lowest that is free
+        return pending
+
+    monkeypatch.setattr(durable, "_temporary", counted)
+    monkeypatch.setattr(durable, "OPEN_FILES", 8)
+    pull(parent, tmp_path / "part", sites="residual")
+    assert max(numbers) - min(numbers) < 30  # 8 at a time, the files read meanwhile, folders being synced
+    assert verify(tmp_path / "part", level="full").whole

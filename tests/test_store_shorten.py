@@ -6,20 +6,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from helpers_points import Crash, flip, some, states
 from helpers_store import begin, commit, make_store, synthetic, tree, write_all
 from nearline.store import (
     DamageError,
+    FormatError,
     IncompleteError,
     Reader,
+    StoreNotSealed,
     UsageError,
     disk,
     durable,
     info,
     points,
     seal,
+    shortening,
 )
-from nearline.store.replacing import READY, replace_together
+from nearline.store.parsing import readable
+from nearline.store.replacing import LOCK, READY, replace_together
+from nearline.store.verify import verify
 
 pytestmark = pytest.mark.sampled
 SETTINGS: dict[str, Any] = {"n_tokens": 60, "block": 10, "n_layers": 1, "d": 4, "sequence_length": 10}
@@ -47,7 +53,7 @@ def test_a_shortened_store_is_the_one_that_was_planned_so(tmp_path: Path) -> Non
     path = begun(tmp_path / "s", range(4))
     writer = begin(path, DATA)
     commit(writer, DATA, 5)
-    digest = seal(path, partial=True)
+    digest = seal(path, partial=True, drop_blocks=True)
     reader = Reader.open(path)
     assert reader.digest == digest
     assert (reader.n_blocks, reader.n_tokens) == (4, 40)
@@ -120,7 +126,7 @@ def test_a_store_without_all_splits_is_not_shortened(tmp_path: Path, blocks: lis
 def test_a_bad_block_ends_what_is_kept(tmp_path: Path) -> None:
     path = begun(tmp_path / "s", range(5))
     (path / CHUNK.format(3)).unlink()
-    seal(path, partial=True)
+    seal(path, partial=True, drop_blocks=True)
     assert Reader.open(path).n_blocks == 3
 
 
@@ -195,3 +201,78 @@ def test_a_replacement_whose_journal_is_damaged_is_refused(
     assert (path / "plan.json").read_bytes() == b"new"
     assert not (path / "blocks/000001.json").exists()
     assert not (path / "replacing").exists()
+
+
+@pytest.mark.parametrize("part", ["move", "remove"])
+@pytest.mark.parametrize(
+    "name", ["out/authorized_keys", "runs/mine.json", "notes.txt", "blocks", "replacing/READY"]
+)
+def test_a_journal_that_names_what_no_store_has_is_refused(tmp_path: Path, name: str, part: str) -> None:
+    """A store may come from elsewhere, in an archive: with a link in it and with a journal."""
+    path, home = make_store(tmp_path / "s", **SETTINGS), tmp_path / "home"
+    for folder in (home, path / "runs", path / "replacing/new/out"):
+        folder.mkdir(parents=True)
+    (path / "out").symlink_to(home)
+    for file in (home / "authorized_keys", path / "runs/mine.json", path / "notes.txt", path / LOCK):
+        file.write_text("mine")
+    staged = path / "replacing/new" / name
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    staged.write_text("theirs")
+    move = {name: blake3(b"theirs").hexdigest()} if part == "move" else {}
+    remove = [name] if part == "remove" else []
+    (path / READY).write_bytes(readable({"schema": 1, "move": move, "remove": remove}))
+    before = tree(tmp_path)
+    with pytest.raises(FormatError, match="is no file of a store"):
+        seal(path)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("faster", ["seal --partial", "collect"])
+def test_a_shortening_that_another_process_overtook_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str
+) -> None:
+    path, whole = begun(tmp_path / "s", range(4)), dict[str, bytes]()
+    records = shortening._records
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(shortening, "_records", records)
+        found = records(*args)
+        seal(path, partial=True) if faster == "seal --partial" else write_all(path, DATA)
+        whole.update(tree(path))
+        return found
+
+    monkeypatch.setattr(shortening, "_records", overtaken)
+    with pytest.raises(UsageError, match="was changed by another process meanwhile; nothing was shortened"):
+        seal(path, partial=True)
+    assert tree(path) == whole
+    assert not (path / "replacing").exists()
+    assert verify(path, level="full").whole
+
+
+def test_no_collector_begins_while_a_store_is_shortened(tmp_path: Path) -> None:
+    path = begun(tmp_path / "s", range(4))
+    (path / "replacing").mkdir()
+    with disk.locked(path / LOCK), pytest.raises(UsageError, match="another process is changing"):
+        begin(path, DATA)
+    begin(path, DATA)
+
+
+def test_committed_blocks_behind_the_gap_are_removed_only_on_request(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", seal=False, blocks=[0, 1, 2, 4, 5], **SETTINGS)
+    before = tree(path)
+    with pytest.raises(UsageError, match=r"2 committed blocks \(4-5; 20 token rows\) stand behind .* \(3\)"):
+        seal(path, partial=True)
+    assert tree(path) == before
+    seal(path, partial=True, drop_blocks=True)
+    assert Reader.open(path).n_blocks == 3
+
+
+def test_a_copy_in_the_making_is_not_sealed(tmp_path: Path) -> None:
+    """What has not arrived yet would be left out for good."""
+    path = make_store(tmp_path / "s", **SETTINGS)
+    (path / "manifest.json").rename(path / "PUSHING")
+    (path / "SEALED").unlink()
+    (path / "activations.zarr/norm_bias/zarr.json").unlink()
+    with pytest.raises(StoreNotSealed, match="unfinished push"):
+        seal(path)
+    assert not (path / "SEALED").exists()

@@ -2,6 +2,7 @@
 bytes; damage is not spread, strangers' files leave no folder, and two pushers never mix.
 """
 
+import errno
 import json
 import random
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers_disk import power_cut, unsynced, watched
 from helpers_faults import Fault, FaultProxy
 from helpers_hub import FakeHub
 from helpers_places import Cut, MemoryPlace, resealed, tree
@@ -28,11 +30,13 @@ from nearline.store import (
     Reader,
     StoreNotSealed,
     UsageError,
+    durable,
     points,
 )
-from nearline.store.carrying import Piece, batches, in_parallel
+from nearline.store.carrying import Buffers, Piece, batches, fetch, in_parallel
 from nearline.store.manifest import MANIFEST, SEALED
 from nearline.store.patience import Patience
+from nearline.store.places import LocalPlace, _LocalFile
 from nearline.store.records import record_name
 from nearline.store.remote import remote_place
 from nearline.store.transfer import pull, push
@@ -228,7 +232,7 @@ def test_an_incomplete_copy_says_what_to_do(store: Path) -> None:
     with pytest.raises(EnvironmentFault):
         push(store, place, allow_unsafe_create=True)
     place.revive()
-    with pytest.raises(StoreNotSealed, match=r"incomplete copy.*push it again"):
+    with pytest.raises(StoreNotSealed, match=r"unfinished push.*repeat the same `nearline push`"):
         Reader.open(place)
 
 
@@ -272,6 +276,104 @@ def test_a_copy_that_went_on_leaves_nothing_to_the_first_runs_luck(
     assert set(synced) == folders | {tmp_path / "copy"}
 
 
+@pytest.mark.parametrize("choice", [{}, {"layers": [0], "sites": "residual"}], ids=["whole", "selection"])
+def test_a_pull_that_died_with_only_its_folders_made_survives_a_power_cut(
+    choice: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that the first run made, and did not sync, is not one that the second run makes."""
+    (root := tmp_path / "disk").mkdir()
+    temporary = durable._temporary
+
+    def die(path: Path) -> Any:
+        if "activations.zarr" in str(path):
+            raise Killed
+        return temporary(path)
+
+    with watched(root, monkeypatch) as log:
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "_temporary", die)
+            with pytest.raises(Killed):
+                pull(store, root / "copy", **choice)
+        assert [path.name for path in (root / "copy").rglob("*") if path.is_file()] == ["PULLING"]
+        assert list((root / "copy" / "activations.zarr").iterdir())
+        pull(store, root / "copy", **choice)
+    assert unsynced(log) == []
+    power_cut(log, len(log.calls), tmp_path / "after")
+    assert verify(tmp_path / "after" / "copy", level="full").whole
+
+
+# A whole copy that was damaged since
+
+SPOILED = [
+    CHUNK,
+    "activations.zarr/nll/c/1",
+    record_name(1),
+    "vocabulary.parquet",
+    "activations.zarr/nll/zarr.json",
+]
+
+
+def _spoil(folder: Path, names: list[str]) -> None:
+    """Every other file is lost, the others have a flipped bit."""
+    for number, name in enumerate(names):
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).unlink() if number % 2 else (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("move", [pull, push])
+def test_a_sealed_folder_gets_back_what_it_lost(move: Callable, store: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    move(store, copy)
+    (copy / "README.md").write_text("edited")
+    _spoil(copy, [*SPOILED, MANIFEST])
+    sealed = (copy / SEALED).stat().st_mtime_ns
+    moved = move(store, copy)
+    assert moved.n_files == len(SPOILED) + 1
+    assert moved.n_kept == len(tree(store)) - 2 - moved.n_files  # without the card and the seal
+    assert tree(copy) == {**tree(store), "README.md": b"edited"}
+    assert (copy / SEALED).stat().st_mtime_ns == sealed
+    assert verify(copy, level="full").whole
+    again = move(store, copy)
+    assert (again.n_files, again.n_kept) == (0, 0)
+
+
+def test_a_sealed_place_behind_a_protocol_gets_back_what_it_lists_otherwise(store: Path) -> None:
+    place = MemoryPlace()
+    push(store, place, allow_unsafe_create=True)
+    for name in (CHUNK, "plan.json", MANIFEST):
+        del place.files[name]
+    place.files[record_name(0)] += b" "
+    assert push(store, place, allow_unsafe_create=True).n_files == 4
+    assert place.files == tree(store)
+
+
+def test_damage_at_the_source_does_not_reach_a_whole_copy(store: Path, tmp_path: Path) -> None:
+    source = MemoryPlace.of(store)
+    pull(source, tmp_path / "copy")
+    source.spoil = lambda name, content: bytes(len(content)) if name == CHUNK else content
+    assert pull(source, tmp_path / "copy").n_files == 0  # it needs none of it
+    (tmp_path / "copy" / CHUNK).unlink()
+    with pytest.raises(DamageError, match=CHUNK):
+        pull(source, tmp_path / "copy")
+    assert not (tmp_path / "copy" / CHUNK).exists()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ESTALE, EnvironmentFault), (errno.EIO, DamageError)])
+def test_a_passing_error_of_the_disk_is_no_damage(
+    number: int, kind: type[NearlineError], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: _LocalFile, view: memoryview) -> int:
+        raise OSError(number, "injected")
+
+    monkeypatch.setattr(_LocalFile, "readinto", fail)
+    with pytest.raises(kind, match=r"plan\.json: cannot be read \(injected\)") as caught:
+        fetch(
+            LocalPlace(store), Piece("plan.json", (store / "plan.json").stat().st_size, "0" * 64), Buffers()
+        )
+    assert isinstance(caught.value, DamageError) == (kind is DamageError)
+
+
 # What is refused, and before what
 
 
@@ -312,7 +414,7 @@ def test_an_unfinished_copy_of_another_store_is_refused(store: Path, other: Path
 
 def test_only_a_sealed_store_moves(tmp_path: Path) -> None:
     unsealed = make_store(tmp_path / "unsealed", seal=False, **SMALL)
-    with pytest.raises(StoreNotSealed, match="not sealed"):
+    with pytest.raises(StoreNotSealed, match="has all 3 blocks but no seal"):
         push(unsealed, tmp_path / "copy")
     with pytest.raises(StoreNotSealed, match="no seal"):
         pull(unsealed, tmp_path / "copy")
@@ -623,6 +725,15 @@ def test_a_push_to_the_hub_that_is_cut_goes_on(
                     push(other, remote_place(url, QUICK))
             push(store, remote_place(url, QUICK))
             assert hub.files(f"me/cut-{n_commits}") == tree(store)
+
+
+def test_a_sealed_store_on_the_hub_gets_back_what_it_lost(store: Path, hub: FakeHub) -> None:
+    url = "hf://datasets/me/lossy"
+    push(store, url)
+    remote_place(url).delete(CHUNK)  # pyright: ignore[reportAttributeAccessIssue]
+    assert CHUNK not in hub.files("me/lossy")
+    assert push(store, url).n_files == 1
+    assert hub.files("me/lossy") == tree(store)
 
 
 def test_damage_is_not_spread_to_the_hub(store: Path, hub: FakeHub, tmp_path: Path) -> None:

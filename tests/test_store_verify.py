@@ -28,7 +28,7 @@ from helpers_damage import (
 )
 from helpers_servers import FileServer
 from helpers_store import begin, make_store, statistics, synthetic, write_all
-from nearline.store import EnvironmentFault, Reader, StoreNotFound, UsageError, decode, encode
+from nearline.store import EnvironmentFault, Reader, StoreNotFound, UsageError, decode, encode, info
 from nearline.store.manifest import seal_bytes
 from nearline.store.places import LocalPlace, OpenFile
 from nearline.store.verify import Verified, verify
@@ -261,6 +261,7 @@ def test_every_metadata_file_is_under_the_seal(store: Path, name: str) -> None:
     assert "were sealed" in only(verify(store), "size", name)
     (store / name).unlink()
     assert "missing" in only(verify(store), "missing", name)
+    assert "`nearline repair` puts it back" in found.problems[0].message or name.startswith("blocks/")
 
 
 def test_a_damaged_record_names_its_tokens_and_its_chunks_are_checked_by_themselves(store: Path) -> None:
@@ -316,16 +317,48 @@ def test_a_manifest_without_its_seal_is_named(store: Path) -> None:
         "activations.zarr/residual/c/1/4/0",
         "activations.zarr/residual/c/2/0/0",
         "activations.zarr/residual/c/01/0/0",
-        "activations.zarr/attention/zarr.json",
-        "activations.zarr/post_norm_weight/zarr.json",
+        "activations.zarr/residual/c/0/99",
+        "activations.zarr/attention/c/0",
         "blocks/000004.json",
         "blocks/3.json",
     ],
 )
-def test_a_file_that_nobody_knows_is_named(store: Path, name: str) -> None:
+def test_a_file_that_no_reader_looks_at_is_reported_and_harmless(store: Path, name: str) -> None:
     (store / name).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(store / "blocks/000003.json", store / name)
-    assert "nothing in the store knows this file" in only(verify(store), "stray", name)
+    found = verify(store, level="full")
+    assert found.whole
+    assert (found.exit_code, found.strays, found.leftovers) == (0, (name,), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("activations.zarr/attention/zarr.json", "activations.zarr/attention"),
+        ("activations.zarr/post_norm_weight/zarr.json", "activations.zarr/post_norm_weight"),
+        ("activations.zarr/attention/.zarray", "activations.zarr/attention"),
+        ("activations.zarr/.zgroup", "the file"),
+    ],
+)
+def test_what_zarr_would_show_and_nobody_knows_is_a_problem(store: Path, name: str, what: str) -> None:
+    (store / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(store / "activations.zarr/nll/zarr.json", store / name)
+    found = verify(store)
+    assert only(found, "stray", name).endswith(f"programs that read Zarr show it; remove {what}")
+    assert found.exit_code == 1
+    assert not found.repairable  # repair removes nothing that it does not know
+    (store / CHUNK).unlink()
+    assert verify(store).repairable
+
+
+def test_what_file_browsers_leave_is_harmless(store: Path) -> None:
+    names = [f"activations.zarr/{name}" for name in (".DS_Store", "residual/c/1/._0", "residual/Thumbs.db")]
+    for name in (*names, "blocks/desktop.ini", ".DS_Store"):
+        (store / name).write_bytes(b"litter")
+    found = verify(store)
+    assert found.whole
+    assert found.strays == ()
+    assert found.leftovers == (*sorted(names), "blocks/desktop.ini")
 
 
 def test_leftovers_are_reported_and_harmless(store: Path) -> None:
@@ -630,6 +663,7 @@ def test_an_unfinished_store_is_incomplete_and_its_blocks_are_checked_anyway(tmp
     path = make_store(tmp_path / "s", **SETTINGS, seal=False, blocks=[0, 2])
     found = verify(path, level="full")
     assert "2 of 4 blocks are missing (1, 3)" in only(found, "incomplete", "blocks/000001.json")
+    assert found.problems[0].token_first is None  # block 2 lies between them, and is there
     assert (found.exit_code, found.digest, found.n_objects_read) == (3, None, 28)
     assert not found.whole
     flip(path / CHUNK, 5)
@@ -637,7 +671,15 @@ def test_an_unfinished_store_is_incomplete_and_its_blocks_are_checked_anyway(tmp
     assert kinds(found) == ["content", "incomplete"]
     assert found.exit_code == 1
     (path / CHUNK).unlink()
-    assert kinds(verify(path)) == ["incomplete", "missing"]
+    found = verify(path)
+    assert kinds(found) == ["incomplete", "missing"]
+    assert "remove blocks/000002.json, and the same `nearline collect`" in found.problems[1].message
+
+
+def test_missing_blocks_without_a_gap_are_a_range_of_tokens(tmp_path: Path) -> None:
+    problem = verify(make_store(tmp_path / "s", **SETTINGS, seal=False, blocks=[0, 3])).problems[0]
+    assert "2 of 4 blocks are missing (1-2)" in problem.message
+    assert (problem.token_first, problem.token_last) == (160, 479)
 
 
 def test_chunks_of_a_block_that_was_not_committed_are_leftovers(tmp_path: Path) -> None:
@@ -667,7 +709,13 @@ def test_a_store_that_was_only_half_begun_is_incomplete(tmp_path: Path) -> None:
 
 def test_a_copy_cut_short_says_what_has_not_arrived(store: Path) -> None:
     (store / "SEALED").unlink()
-    assert kinds(verify(store)) == ["incomplete"]
+    assert "run `nearline seal`" in only(verify(store), "incomplete", "SEALED")
+    for mark, command in (("PULLING", "pull"), ("PUSHING", "push")):
+        (store / mark).write_bytes((store / "manifest.json").read_bytes())
+        message = only(verify(store), "incomplete", "SEALED")
+        assert f"an unfinished {command}: all 4 blocks are there" in message
+        assert message.endswith(f"repeat the same `nearline {command}` command")
+        (store / mark).unlink()
     (store / CHUNK).unlink()
     (store / "activations.zarr/nll/c/2").unlink()
     found = verify(store)
@@ -730,9 +778,15 @@ def test_a_store_is_found_by_its_group_and_by_a_place(store: Path) -> None:
 
 
 def test_no_store_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nothing", Unlisted(tmp_path)):
+    for path in (tmp_path, Unlisted(tmp_path)):
         with pytest.raises(StoreNotFound, match="not a nearline store"):
             verify(path)
+    (tmp_path / "run.sh").write_text("#!/bin/sh")
+    for look in (verify, info, Reader.open):
+        with pytest.raises(StoreNotFound, match="nothing does not exist; `nearline collect"):
+            look(tmp_path / "nothing")
+        with pytest.raises(StoreNotFound, match=r"run\.sh is a file, not a store"):
+            look(tmp_path / "run.sh")
     with pytest.raises(UsageError, match="level 'all' is unknown"):
         verify(tmp_path, level="all")
     with pytest.raises(UsageError, match="share"):

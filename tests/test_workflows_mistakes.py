@@ -142,3 +142,41 @@ def test_what_is_no_mistake_of_the_user_has_its_own_code(
     assert run([*COLLECT, "docs:python", "out"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
     assert not Path(os.fspath(world / "out" / "SEALED")).exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*COLLECT, "docs:python", "s3://bucket/store"],
+        ["plan", "tiny-gpt2", "docs:python", "s3://bucket/store"],
+        ["seal", "s3://bucket/store"],
+        ["repair", "gs://bucket/store"],
+        ["push", "hf://datasets/me/store", "copy"],
+        ["pull", "copy", "https://host/store"],
+        ["fit", "s3://bucket/study", "store"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_url_where_a_folder_belongs_makes_no_folder_of_that_name(
+    world: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    before = sorted(world.rglob("*"))
+    assert run(arguments) == 2
+    assert "a folder on this machine, not behind a URL" in capsys.readouterr().err
+    assert sorted(world.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["colect"], "there is no command 'colect'; did you mean collect?"),
+        (["xyzzy"], "there is no command 'xyzzy'; commands: "),
+        (["info", "a", "extra"], "unexpected argument 'extra'."),
+        (["collect", "m", "c", "s", "--tokns", "3"], "Did you mean --tokens? `nearline collect --help`"),
+    ],
+)
+def test_a_slip_in_the_command_is_answered_in_plain_words(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert run(arguments) == 2
+    assert words in capsys.readouterr().err

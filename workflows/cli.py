@@ -6,6 +6,7 @@ standard error, and an exit code: 0 good, 1 damage or a failed check, 2 usage, 3
 model. Every command is one function of the library behind a few lines of printing.
 """
 
+import difflib
 import errno
 import logging
 import os
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pydantic
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
 
 from ..store import NearlineError
 from ..store.names import printable
@@ -67,8 +68,21 @@ def _sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments; a value that its setting refuses is described by the setting."""
     cause = error.__cause__
     fields = {**CollectFlags.model_fields, **FitFlags.model_fields}
+    if isinstance(error, UnknownCommandError):
+        return _unknown_command(error)
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument {' '.join(map(repr, error.unused_tokens))}."
     words = first_problem(cause, fields) if isinstance(cause, pydantic.ValidationError) else str(error)
-    return words.strip().rstrip(".") + "."
+    words = words.strip().rstrip(".")
+    return words if words.endswith("?") else f"{words}."
+
+
+def _unknown_command(error: UnknownCommandError) -> str:
+    given = error.unused_tokens[0] if error.unused_tokens else ""
+    known = [name for name in app if not name.startswith("-")]
+    near = difflib.get_close_matches(given, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(known)}."
+    return f"there is no command {given!r}; {hint}"
 
 
 def _command(arguments: list[str]) -> str:

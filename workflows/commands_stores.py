@@ -5,12 +5,12 @@ failed raises `Finished` with its exit code. Cost: that of the function; torch i
 that run a model.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from ..store import UsageError
+from ..store.local import local_path
 from . import show
 from .app import CollectFlags, Config, Json, app
 from .flags import given, read_toml
@@ -49,7 +49,7 @@ def sites(
 def plan(
     model: str,
     corpus: str,
-    store: Path,
+    store: str,
     /,
     *,
     config: Config = None,
@@ -72,11 +72,12 @@ def plan(
     """
     from ..collect.settings import parse
 
+    folder = local_path(store, "store")
     settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
     from ..collect.forecast import forecast
 
     with progress_for() as progress:
-        found = forecast(settings, store, probe=probe, progress=progress)
+        found = forecast(settings, folder, probe=probe, progress=progress)
     show.forecast(found, as_json)
 
 
@@ -84,7 +85,7 @@ def plan(
 def collect(
     model: str,
     corpus: str,
-    store: Path,
+    store: str,
     /,
     *,
     config: Config = None,
@@ -104,17 +105,18 @@ def collect(
     """
     from ..collect.settings import parse
 
+    folder = local_path(store, "store")
     settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
     from ..collect.harvesting import collect as run
     from ..collect.stopping import stop_on_signals
 
     with progress_for() as progress, stop_on_signals() as stop:
-        result = run(settings, store, progress, stop)
+        result = run(settings, folder, progress, stop)
     show.harvest(result, as_json)
 
 
 @app.command
-def seal(store: Path, /, *, partial: bool = False, as_json: Json = False) -> None:
+def seal(store: str, /, *, partial: bool = False, drop_blocks: bool = False, as_json: Json = False) -> None:
     """Seal a store whose blocks are all committed; `collect` does so itself when nothing stops it.
 
     Parameters
@@ -122,11 +124,14 @@ def seal(store: Path, /, *, partial: bool = False, as_json: Json = False) -> Non
     store
         An unsealed store.
     partial
-        Shorten the store to the blocks that are committed without a gap, for good, and seal that.
+        Shorten the store, for good, to the blocks before the first missing one, and seal that.
+    drop_blocks
+        With --partial: remove committed blocks that stand behind the first missing one.
     """
     from ..store import seal as run
 
-    show.path("seal", run(store, partial=partial), as_json)
+    folder = local_path(store, "store")
+    show.sealed(folder, run(folder, partial=partial, drop_blocks=drop_blocks), as_json)
 
 
 @app.command
@@ -180,7 +185,7 @@ def verify(
 
 @app.command
 def repair(
-    store: Path, /, *, model: str | None = None, corpus: str | None = None, as_json: Json = False
+    store: str, /, *, model: str | None = None, corpus: str | None = None, as_json: Json = False
 ) -> None:
     """Collect damaged blocks of a store again, where its model and corpus are at hand.
 
@@ -196,12 +201,12 @@ def repair(
     from ..collect.repairing import repair as run
 
     with progress_for() as progress:
-        result = run(store, model=model, corpus=corpus, progress=progress)
+        result = run(local_path(store, "store"), model=model, corpus=corpus, progress=progress)
     show.repaired(result, as_json)
 
 
 @app.command
-def push(store: Path, to: str, /, *, allow_unsafe_create: bool = False, as_json: Json = False) -> None:
+def push(store: str, to: str, /, *, allow_unsafe_create: bool = False, as_json: Json = False) -> None:
     """Copy a sealed store to a folder or a URL; a push that was cut off continues when repeated.
 
     Parameters
@@ -216,14 +221,16 @@ def push(store: Path, to: str, /, *, allow_unsafe_create: bool = False, as_json:
     from ..store import push as run
 
     with progress_for() as progress:
-        moved = run(store, to, allow_unsafe_create=allow_unsafe_create, progress=progress)
+        moved = run(
+            local_path(store, "store"), to, allow_unsafe_create=allow_unsafe_create, progress=progress
+        )
     show.moved(moved, as_json)
 
 
 @app.command
 def pull(
     source: str,
-    store: Path,
+    store: str,
     /,
     *,
     layers: str | None = None,
@@ -252,17 +259,18 @@ def pull(
     from ..store import pull as run
     from ..store.settings import parse_layers
 
+    folder = local_path(store, "store")
     with progress_for() as progress:
         moved = run(
             source,
-            store,
+            folder,
             layers=None if layers is None else parse_layers(layers),
             sites=None if sites is None else [site.strip() for site in sites.split(",")],
             split=split,
             tokens=tokens,
             progress=progress,
         )
-    show.moved(moved, as_json)
+    show.moved(moved, as_json, facts_of=folder)
 
 
 def _share(text: str | None) -> float:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ..store.local import local_path
 from . import show
 from .app import Config, FitFlags, Json, app
 from .flags import given, read_toml
@@ -17,7 +18,7 @@ from .progress import progress_for
 
 @app.command
 def fit(
-    study: Path,
+    study: str,
     /,
     *stores: str,
     config: Config = None,
@@ -37,9 +38,10 @@ def fit(
     from ..analyze.settings import parse
 
     settings = parse({**read_toml(config), **given(flags)})
+    folder = local_path(study, "study")
     with progress_for() as progress:
-        run(study, list(stores), settings, progress)
-    show.study(study, as_json)
+        run(folder, list(stores), settings, progress)
+    show.study(folder, as_json)
 
 
 @app.command

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..store import Study
+from ..store import info as info_of
 from ..store.names import printable
 from .progress import duration_text
 
@@ -80,8 +81,6 @@ def harvest(result: Any, as_json: bool) -> None:
     """What `collect` did."""
     if as_json:
         return _print_json(result)
-    for note in result.notes:
-        print(f"note: {note}")
     if result.n_collected:
         rate = f"{result.tokens_per_s:,.0f} tokens/s"
         print(f"{result.n_collected:,} tokens in {result.seconds:.1f} s ({rate})")
@@ -159,13 +158,17 @@ def verified(found: Any, as_json: bool) -> None:
         print(f"... and {len(found.problems) - MAX_PROBLEMS:,} more (--json lists them all)")
     if found.leftovers:
         print(f"harmless leftovers: {len(found.leftovers):,}, first {printable(found.leftovers[0])}")
+    if found.strays:
+        n_strays, first = len(found.strays), printable(found.strays[0])
+        print(f"files that nearline does not know and no reader looks at: {n_strays:,}, first {first}")
     n_read = "all" if found.n_objects_read == found.n_objects else f"{found.n_objects_read:,}"
     looked = f"{found.n_files:,} files, {found.n_objects:,} chunk objects, the content of {n_read} read"
     verdict = "whole" if found.level == "full" else "whole as far as was looked (--full reads everything)"
     verdict = verdict if found.whole else "damaged" if found.damaged else "not whole"
     print(f"{found.url}: {verdict}; {looked} ({bytes_text(found.n_bytes_read)})")
-    if found.damaged:
-        print("next: `nearline repair STORE` collects bad blocks again, or fetch the named files from a copy")
+    if found.repairable:
+        command = f"`nearline repair {printable(found.url)}`"
+        print(f"next: {command} collects bad blocks again, or fetch the named files from a copy")
     if found.digest:
         print(f"seal: {found.digest}")
     return None
@@ -183,14 +186,37 @@ def repaired(result: Any, as_json: bool) -> None:
     return None
 
 
-def moved(result: Any, as_json: bool) -> None:
-    """What `push` or `pull` did."""
+def sealed(store: Path, digest: str, as_json: bool) -> None:
+    """The seal, and what is under it."""
+    facts = _extent(store)
     if as_json:
-        return _print_json(result)
+        return _print_json({"seal": digest, "store": store, **facts})
+    print(f"store: {store} ({_extent_text(facts)})\nseal: {digest}")
+    return None
+
+
+def _extent(store: Path) -> dict[str, Any]:
+    facts = info_of(store)
+    return {name: facts[name] for name in ("n_tokens", "layers", "sites", "n_blocks")}
+
+
+def _extent_text(facts: Mapping[str, Any]) -> str:
+    sites = ", ".join(facts["sites"])
+    return (
+        f"{facts['n_tokens']:,} token rows in {facts['n_blocks']:,} blocks, layers {facts['layers']}, {sites}"
+    )
+
+
+def moved(result: Any, as_json: bool, facts_of: Path | None = None) -> None:
+    """What `push` or `pull` did; what a pull has brought here."""
+    facts = {} if facts_of is None else _extent(facts_of)
+    if as_json:
+        return _print_json({**_jsonable(result), **facts})
     kept = f" ({result.n_kept:,} were there)" if result.n_kept else ""
     moved_now = f"{result.n_files:,} files, {bytes_text(result.n_bytes)} moved{kept}"
     print(moved_now if result.n_files or result.n_kept else "nothing to do: the store is there already")
-    print(f"store: {result.target}\nseal: {result.digest}")
+    held = f" ({_extent_text(facts)})" if facts else ""
+    print(f"store: {result.target}{held}\nseal: {result.digest}")
     return None
 
 
