@@ -125,7 +125,7 @@ def check_needs(needs: Needs, folder: Path, missing_bytes: int) -> None:
     yet, into `folder` (which exists) or one below it."""
     check_host(needs.buffer_bytes, needs.host_bytes - needs.buffer_bytes)
     check_device(needs)
-    check_space(folder, missing_bytes)
+    check_space(folder, missing_bytes, ", or lower tokens, layers or the storage dtype")
     check_files(folder, (needs.n_files + needs.n_folders) * missing_bytes // needs.store_bytes)
 
 

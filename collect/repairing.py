@@ -26,7 +26,7 @@ from ..store.folder import (
     show_numbers,
     store_folder,
 )
-from ..store.manifest import SEALED, FileRecord, Manifest
+from ..store.manifest import MANIFEST, SEALED, FileRecord, Manifest
 from ..store.own import check_links
 from ..store.parsing import parse_json, readable
 from ..store.plan import Plan
@@ -76,6 +76,7 @@ def repair(
     check_links(folder)  # what lies in the scratch folder is removed
     with only_one(folder, Ranks()):
         finish_replacing(folder)
+        seals = _seals(folder)
         anchor = anchor_of(folder)
         damage = find_damage(folder, anchor.manifest, progress)
         mended = Mended(_names(damage))
@@ -90,6 +91,8 @@ def repair(
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         digest = seal(folder)  # compares the small files with the seal; rebuilds it where it alone was lost
+        if not mended.errors:
+            mended.files.update(name for name, content in _seals(folder).items() if content != seals[name])
     changed, parent = list(mended.errors), anchor.digest if mended.errors else None
     return Repaired(
         path=folder,
@@ -101,6 +104,12 @@ def repair(
         largest_error=max(mended.errors.values(), default=None),
         note=_note(len(mended.files), damage.blocks, changed),
     )
+
+
+def _seals(folder: Path) -> dict[str, bytes | None]:
+    """SEALED and manifest.json as they are: each can be made anew from the other one and the rest."""
+    paths = {name: folder / name for name in (SEALED, MANIFEST)}
+    return {name: path.read_bytes() if path.is_file() else None for name, path in paths.items()}
 
 
 @dataclass(slots=True)

@@ -233,14 +233,14 @@ def check_writable(path: Path) -> None:
         probe.unlink()
 
 
-def check_space(path: Path, need_bytes: int) -> None:
-    """Refuse before the first byte when the disk cannot hold what is planned."""
+def check_space(path: Path, need_bytes: int, otherwise: str = "") -> None:
+    """Refuse before the first byte when the disk cannot hold what is planned; `otherwise`: what helps too."""
     with fault(path, "inspect"):
         free = shutil.disk_usage(path).free
     if free < need_bytes:
         raise EnvironmentFault(
-            f"{path}: {need_bytes / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free; "
-            "free some space, choose another disk, or lower tokens, layers or the storage dtype"
+            f"{path}: {need_bytes / 2**30:.3f} GiB are needed, {free / 2**30:.3f} GiB are free; "
+            f"free some space or choose another disk{otherwise}"
         )
 
 

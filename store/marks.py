@@ -28,7 +28,8 @@ def claim(target: WritablePlace, mark: str, content: bytes, is_same: Callable[[s
         if (sealed := read_seal(target)) is not None:
             if not is_same(sealed):
                 raise UsageError(f"{target.url} holds another sealed store ({sealed[:12]}); name a new place")
-            target.delete(mark)  # left by a copy that was killed at its last step
+            if found is not None:
+                target.delete(mark)  # left by a copy that was killed at its last step
             return False
         if found == content:
             return True

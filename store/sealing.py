@@ -121,6 +121,12 @@ def _sealed_again(folder: Path, attributes: Attributes, plan: Plan) -> str:
             durable.write_files([(folder / MANIFEST, (content,))], folder)
     elif found == content and not _is_seal(_read(folder / SEALED)):
         durable.write_files([(folder / SEALED, (sealed,))], folder)
+    elif not _is_seal(_read(folder / SEALED)):
+        raise DamageError(
+            f"{folder}: {SEALED} and {MANIFEST} are both damaged, so that nothing vouches for the small "
+            f"files; fetch them from a copy, or remove both and run `nearline seal {folder}`, which seals "
+            "what is there"
+        )
     else:
         raise DamageError(
             f"{folder} was sealed as something else, a small file has changed since; "

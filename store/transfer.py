@@ -93,7 +93,7 @@ def _move(contents: Contents, target: WritablePlace, mark: str, stage: str, prog
             return Moved(source.url, target.url, contents.digest, meter.n_files, meter.n_bytes, 0)
         there = _present(contents, target)
         if isinstance(target, LocalPlace):
-            durable.check_space(target.path, contents.n_bytes - sum(there.values()))
+            _check_space(target, contents, there, mark)
         _carry_all(contents, target, there, meter)
         _put_card(contents, target)
         if not create_settled(target, MANIFEST, manifest):
@@ -139,6 +139,16 @@ def _carry_all(contents: Contents, target: WritablePlace, there: dict[str, int],
     points.reached("transfer.records_there")
     bring(contents.metadata_files())
     points.reached("transfer.metadata_there")
+
+
+def _check_space(target: LocalPlace, contents: Contents, there: dict[str, int], mark: str) -> None:
+    """A folder in which the copy would not fit is left as it was found."""
+    try:
+        durable.check_space(target.path, contents.n_bytes - sum(there.values()))
+    except EnvironmentFault:
+        if set(there) <= {mark}:
+            target.delete(mark)
+        raise
 
 
 def _manifest_bytes(contents: Contents) -> bytes:

@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any], type[N
         EnvironmentFault,
         "block buffers need .* MiB and a batch .* this machine has 0.1 MiB",
     ),
-    (little_space, {}, EnvironmentFault, "GiB are needed, 0.00 GiB are free"),
+    (little_space, {}, EnvironmentFault, "GiB are needed, 0.000 GiB are free"),
     (few_files, {}, EnvironmentFault, "files and folders are needed, the file system has room for 10"),
     (all_well, {"memory_limit": "1 KiB"}, UsageError, "block=90 needs .* the memory limit is"),
     (all_well, {"block": 2 * 10**6}, UsageError, "a chunk is at most 64 MiB"),

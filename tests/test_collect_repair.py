@@ -18,7 +18,7 @@ from nearline.collect import collect, corpora, damage, harvest, models, parse_se
 from nearline.collect.likeness import _statistics_errors, require_alike
 from nearline.collect.repairing import Repaired, repair
 from nearline.collect.resealing import record_of
-from nearline.store import Reader, durable, points
+from nearline.store import Reader, durable, points, seal
 from nearline.store.errors import DamageError, EnvironmentFault, FormatError, IncompleteError, UsageError
 from nearline.store.manifest import MANIFEST, parse_manifest
 from nearline.store.places import _LocalFile
@@ -121,7 +121,7 @@ def test_damage_is_undone_to_the_byte(names: list[str], sealed: Path, store: Pat
     assert verify(store, level="full").whole
     assert (done.digest, done.parent) == (Reader.open(sealed).digest, None)
     assert (done.changed, done.largest_error) == ((), None)
-    assert set(done.files) == set(names) - {"SEALED", "manifest.json"}
+    assert set(done.files) == set(names)
     assert not (store / "runs/repairing").exists()
 
 
@@ -458,3 +458,24 @@ def test_what_a_run_was_allowed_to_do_is_not_taken_over(store: Path, monkeypatch
         repair(store)
     assert not seen[0].get("trust_remote_code")
     assert not seen[0].get("allow_pickle")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "SEALED"])
+def test_a_seal_that_is_made_anew_is_named(name: str, sealed: Path, store: Path) -> None:
+    (store / name).write_bytes(b"")
+    result = repair(store)
+    assert result.files == (name,)
+    assert result.note == "1 file put back: the store is as it was sealed"
+    assert files_of(store) == files_of(sealed)
+
+
+def test_when_nothing_vouches_any_more_a_way_out_is_named(sealed: Path, store: Path) -> None:
+    for name in ("manifest.json", "SEALED"):
+        (store / name).write_bytes(b"")
+    with pytest.raises(DamageError, match=r"both damaged.*remove both and run `nearline seal"):
+        seal(store)
+    with pytest.raises(DamageError, match="restore the store from a copy"):
+        repair(store)
+    for name in ("manifest.json", "SEALED"):
+        (store / name).unlink()
+    assert seal(store) == Reader.open(sealed).digest

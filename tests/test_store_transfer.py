@@ -498,7 +498,7 @@ def test_too_little_space_is_said_before_a_chunk_moves(
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(1, 1, 1000))
     with pytest.raises(EnvironmentFault, match="are needed"):
         pull(MemoryPlace.of(store), tmp_path / "copy")
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["PULLING"]
+    assert not any((tmp_path / "copy").iterdir())  # left as it was found
     monkeypatch.undo()
     pull(store, tmp_path / "copy")
     assert tree(tmp_path / "copy") == tree(store)
