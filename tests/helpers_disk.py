@@ -9,7 +9,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,3 +210,12 @@ def power_cut(log: Log, moment: int, to: Path, rng: random.Random | None = None)
         return now[:length] if rng.random() < 0.5 else now[:length].ljust(len(now), b"\0")
 
     build(0, to)
+
+
+def open_temporaries() -> int:
+    """How many temporary files this process has open now (Linux)."""
+    names = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            names.append(entry.readlink().name)
+    return sum(name.endswith(".partial") for name in names)

@@ -341,7 +341,7 @@ def run(folder: Path, n_examples: int, n_steps: int) -> None:
 
 
 def test_whatever_happens_in_whatever_order(tmp_path: Path) -> None:
-    run(tmp_path, 30, 20)
+    run(tmp_path, 20, 15)
 
 
 @pytest.mark.long

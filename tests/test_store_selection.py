@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers_disk import open_temporaries
 from helpers_places import Cut, MemoryPlace, tree
 from helpers_servers import FileServer
 from helpers_store import make_store
@@ -346,11 +347,12 @@ def test_many_blocks_need_few_open_files(tmp_path: Path, monkeypatch: pytest.Mon
 
     def counted(path: Path) -> Any:
         pending = temporary(path)
-        numbers.append(pending.descriptor)  # the lowest that is free
+        numbers.append(open_temporaries())
         return pending
 
     monkeypatch.setattr(durable, "_temporary", counted)
     monkeypatch.setattr(durable, "OPEN_FILES", 8)
     pull(parent, tmp_path / "part", sites="residual")
-    assert max(numbers) - min(numbers) < 30  # 8 at a time, the files read meanwhile, folders being synced
+    assert len(numbers) > 40
+    assert max(numbers) <= 8
     assert verify(tmp_path / "part", level="full").whole
