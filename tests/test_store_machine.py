@@ -345,5 +345,6 @@ def test_whatever_happens_in_whatever_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_whatever_happens_in_whatever_order_at_length(tmp_path: Path) -> None:
     run(tmp_path, 200, 50)
