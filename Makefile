@@ -24,7 +24,7 @@ test: $(VENV)/.wheel $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests
 
 test-long: $(VENV)/.wheel $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or sampled" --run-long -rP tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or sampled" --run-long -rP --show-capture=stdout tests
 
 bench: $(VENV)/.wheel $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/run.py

@@ -107,25 +107,19 @@ def killed_runs(forge: Forge, calm: Calm, folder: Path, points: list[str], n_ran
     )
 
 
-def test_ten_killed_runs_resume_to_the_same_bytes(
-    forge: Forge, calm: Calm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ten_killed_runs_resume_to_the_same_bytes(forge: Forge, calm: Calm, tmp_path: Path) -> None:
     assert set(FIRST_POINTS) <= set(calm.outcome.points)
     summary = killed_runs(forge, calm, tmp_path, list(FIRST_POINTS), 3, seed=1)
-    with capsys.disabled():
-        print(f"\n{summary}")
+    print(summary)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_hundred_killed_runs_resume_to_the_same_bytes(
-    forge: Forge, calm: Calm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hundred_killed_runs_resume_to_the_same_bytes(forge: Forge, calm: Calm, tmp_path: Path) -> None:
     reached = [point for point in POINTS if point in calm.outcome.points]
     points = (reached * 60)[:60]
     summary = killed_runs(forge, calm, tmp_path, points, 40, seed=2)
-    with capsys.disabled():
-        print(f"\n{summary}")
+    print(summary)
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from nearline.collect import collect, corpora, damage, harvest, models, parse_se
 from nearline.collect.likeness import _statistics_errors, require_alike
 from nearline.collect.repairing import Repaired, repair
 from nearline.collect.resealing import record_of
-from nearline.store import Reader, durable, points, seal
+from nearline.store import Reader, durable, points, seal, silent
 from nearline.store.errors import DamageError, EnvironmentFault, FormatError, IncompleteError, UsageError
 from nearline.store.manifest import MANIFEST, parse_manifest
 from nearline.store.places import _LocalFile
@@ -318,7 +318,7 @@ def test_only_an_error_of_the_file_itself_is_damage(
 
     monkeypatch.setattr(damage, "file_digest", failing)
     if number == errno.EIO:
-        found = damage.find_damage(store, manifest, lambda *_: None)
+        found = damage.find_damage(store, manifest, silent)
         assert found.chunks == {2: {"residual/c/1/2/0"}}
         return
     before = whole(store)
@@ -336,10 +336,10 @@ def test_so_it_is_with_small_files(number: int, store: Path, monkeypatch: pytest
 
     monkeypatch.setattr(_LocalFile, "readinto", failing)
     if number == errno.EIO:
-        assert damage.find_damage(store, manifest, lambda *_: None).blocks == list(range(manifest.n_blocks))
+        assert damage.find_damage(store, manifest, silent).blocks == list(range(manifest.n_blocks))
         return
     with pytest.raises(EnvironmentFault, match="cannot be read"):
-        damage.find_damage(store, manifest, lambda *_: None)
+        damage.find_damage(store, manifest, silent)
 
 
 def test_a_manifest_with_absurdly_many_blocks_is_refused(sealed: Path) -> None:

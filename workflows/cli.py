@@ -71,7 +71,7 @@ def _sentence(error: CycloptsError) -> str:
     if isinstance(error, UnknownCommandError):
         return _unknown_command(error)
     if isinstance(error, UnusedCliTokensError):
-        return f"unexpected argument {' '.join(map(repr, error.unused_tokens))}."
+        return f"unexpected argument {' '.join(map(repr, error.unused_tokens or []))}."
     words = first_problem(cause, fields) if isinstance(cause, pydantic.ValidationError) else str(error)
     words = words.strip().rstrip(".")
     return words if words.endswith("?") else f"{words}."
