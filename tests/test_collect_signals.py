@@ -118,6 +118,14 @@ def test_a_signal_from_outside_while_a_batch_runs(
 
 
 def test_the_handlers_before_come_back() -> None:
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it
+    try:
+        handlers_come_back()
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def handlers_come_back() -> None:
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with stop_on_signals() as request:
         assert isinstance(request, StopRequest)

@@ -115,7 +115,7 @@ def whose(path: Path, block: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(40, id="40"), pytest.param(200, id="200", marks=pytest.mark.long)]
+    "rounds", [pytest.param(15, id="15"), pytest.param(200, id="200", marks=pytest.mark.long)]
 )
 def test_two_collectors_of_other_bytes_never_leave_a_mixture_that_a_record_vouches_for(
     tmp_path: Path, rounds: int
@@ -139,7 +139,7 @@ def test_two_collectors_of_other_bytes_never_leave_a_mixture_that_a_record_vouch
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(40, id="40"), pytest.param(200, id="200", marks=pytest.mark.long)]
+    "rounds", [pytest.param(15, id="15"), pytest.param(200, id="200", marks=pytest.mark.long)]
 )
 def test_two_collectors_of_the_same_bytes_leave_the_store_of_one(tmp_path: Path, rounds: int) -> None:
     calm = tree(make_store(tmp_path / "calm" / "s", **SETTINGS))
