@@ -14,10 +14,12 @@ bucket behind a FaultProxy: the environment's endpoint is the proxy), or makes s
 Everything listens on 127.0.0.1 only. Cost: moto takes about 2 s to start, once a session.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -84,11 +86,29 @@ def s3_client(endpoint: str, access: str = ACCESS_KEY, secret: str = SECRET_KEY)
     )
 
 
+def _create_one_at_a_time() -> None:
+    """moto looks and then writes: now and then a race has two winners. With this a conditional write is
+    exclusive, as on S3; servers that ignore the condition are tested apart."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+
+    moto: Any = DomainDispatcherApplication
+    answer, lock = moto.__call__, threading.Lock()
+
+    def guarded(self: Any, environ: Any, start_response: Any) -> Any:
+        if "HTTP_IF_NONE_MATCH" not in environ:
+            return answer(self, environ, start_response)
+        with lock:
+            return answer(self, environ, start_response)
+
+    moto.__call__ = guarded
+
+
 @pytest.fixture(scope="session")
 def moto_endpoint() -> Iterator[str]:
     from moto.moto_server.threaded_moto_server import MotoRequestHandler
     from moto.server import ThreadedMotoServer
 
+    _create_one_at_a_time()
     MotoRequestHandler.disable_nagle_algorithm = True  # else each answer waits 40 ms
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
