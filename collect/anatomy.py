@@ -19,7 +19,8 @@ from .adapters import Adapter, adapter_for
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAnatomy:
-    """One decoder block: contribution = multiplier · post_norm(mlp(norm(residual)))."""
+    """One decoder block: contribution = multiplier · post_norm(mlp(norm(residual))). `sum_norm`, where a
+    block has one, normalises residual + contribution before it leaves the block."""
 
     index: int
     block: nn.Module
@@ -30,6 +31,7 @@ class LayerAnatomy:
     multiplier: float
     parallel: bool
     attention: nn.Module
+    sum_norm: nn.Module | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -51,6 +51,8 @@ def attributes_of(
             vocab_size=anatomy.vocab_size,
             parallel=anatomy.parallel,
             span=anatomy.span,
+            quantization=loaded.quantization,
+            adapters=loaded.adapters,
         ),
         tokenizer=TokenizerFacts(
             fingerprint=tokens.fingerprint,

@@ -42,6 +42,8 @@ class LoadedModel:
     revision: str | None
     config_hash: str
     weights_hash: str
+    quantization: str | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def attention(self) -> str:

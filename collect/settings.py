@@ -27,12 +27,44 @@ class HarvestSettings(pydantic.BaseModel):
     model: str = Field(default="tiny-gpt2", description="A bundled model, a local folder or a Hub id.")
     corpus: str = Field(
         default="docs:python",
-        description="docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].",
+        description="docs:python, docs:scientific, docs:stdlib, text:PATH, jsonl:PATH[:FIELD], "
+        "parquet:PATH[:COLUMN], hf:NAME[:CONFIG[:SPLIT[:COLUMN]]] or ids:PATH.",
     )
     tokens: Count = Field(
         default=100_000, description="Token rows to store; a shorter corpus lowers it and says so."
     )
     layers: str | None = Field(default=None, description="Layers to store, such as 0-5,8; default: all.")
+    sites: str | None = Field(
+        default=None,
+        description="Sites to store: embedding, residual, mlp_output, mlp_input; default: the first three.",
+    )
+    max_documents: Count | None = Field(
+        default=None, description="Read only so many documents of the corpus; default: all."
+    )
+    include: str | None = Field(
+        default=None, description="File with the keys of the documents to take, one a line; default: all."
+    )
+    exclude: str | None = Field(
+        default=None, description="File with the keys of documents to leave out, one a line."
+    )
+    keep: str | None = Field(
+        default=None, description="Keep a seeded share of the sequences, such as 1/8; default: all."
+    )
+    join: Literal["auto", "never", "wikitext"] = Field(
+        default="auto",
+        description="Whether rows are joined into articles; auto does so where they look like WikiText.",
+    )
+    streaming: bool = Field(
+        default=False, description="Read an hf: dataset as a stream; give max_documents with it."
+    )
+    separator: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Token id that ends a document of ids: input; default: the tokenizer's EOS token.",
+    )
+    exclude_tokens: str | None = Field(
+        default=None,
+        description="Token ids, such as 11,50256, whose rows count as special and enter no fit.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Compute dtype; auto keeps the checkpoint's own."
     )
@@ -60,6 +92,19 @@ class HarvestSettings(pydantic.BaseModel):
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     revision: str | None = Field(default=None, description="Commit, branch or tag of a Hub model.")
     gguf_file: str | None = Field(default=None, description="Name of a GGUF file inside the model's folder.")
+    adapter: str | None = Field(
+        default=None, description="A PEFT adapter to put on the model: a local folder or a Hub id."
+    )
+    device_map: Literal["auto", "balanced", "sequential"] | None = Field(
+        default=None,
+        description="Spread the model over devices, main memory and disk; default: all on one device.",
+    )
+    max_memory: str | None = Field(
+        default=None, description="With device_map: the most that each takes, such as 0=20GiB,cpu=64GiB."
+    )
+    offload_folder: str | None = Field(
+        default=None, description="With device_map: a folder for weights that fit nowhere else."
+    )
     attention: str | None = Field(
         default=None, description="Attention implementation; default: the model's own choice."
     )

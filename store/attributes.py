@@ -48,6 +48,8 @@ class ModelFacts:
     vocab_size: int
     parallel: bool  # attention and MLP read the same stream
     span: str  # where the MLP is, e.g. "layers.{i}.mlp"
+    quantization: str | None  # how the weights were packed when the model ran; None: plain numbers
+    adapters: tuple[str, ...]  # active PEFT adapters, by name
 
 
 @dataclass(frozen=True, slots=True)

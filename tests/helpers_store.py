@@ -359,6 +359,8 @@ def _attributes(
             vocab_size=vocab_size,
             parallel=False,
             span="h.{i}.mlp",
+            quantization=None,
+            adapters=(),
         ),
         tokenizer=TokenizerFacts(
             _digest("tokenizer"), "A fixed sentence.", (1, 2, 3), BOS_ID if bos else None, (0,)
