@@ -23,11 +23,16 @@ PINS := $(VENV)/constraints-without-torch.txt
 demo: $(VENV)/.wheel
 	$(BIN)/nearline quickstart $(DEMO_OUT)
 
+# One thread for each of the two processes: with more, their threads wait for one another on two cores, and the
+# tests take more than twice as long.
+test test-long: export OMP_NUM_THREADS ?= 1
+test test-long: export OPENBLAS_NUM_THREADS ?= 1
+
 test: $(VENV)/.wheel $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 test-long: $(VENV)/.wheel $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or sampled" --run-long -rP --show-capture=stdout tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long or sampled" --run-long -rP --show-capture=stdout tests
 
 bench: $(VENV)/.wheel $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/run.py

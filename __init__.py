@@ -5,4 +5,17 @@ linear.
 from the store and never load torch. Importing this package loads nothing.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .collect.peeking import peek as peek
+
 __version__ = "0.1.0"
+__all__ = ["peek"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "peek":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(".collect.peeking", __name__).peek

@@ -32,6 +32,8 @@ class Texts:
         self.keys: list[str] = reader.documents["key"].to_pylist()
 
     def text(self, ids: np.ndarray) -> str:
+        if not any(self._bytes.values()):  # a store that was made without a tokenizer
+            return "".join(f"⟨{int(i)}⟩" for i in ids)
         return b"".join(self._bytes.get(int(i)) or b"" for i in ids).decode("utf-8", errors="replace")
 
 

@@ -49,6 +49,13 @@ def harvest_row(name: str, reader: Reader, population: Population, texts: Texts)
     }
 
 
+def tokenizer_facts(reader: Reader) -> dict[str, Any]:
+    """What it takes to see new text as the store's text was seen, without the store."""
+    facts = reader.attributes.tokenizer
+    special = list(facts.special_ids)
+    return {"fingerprint": facts.fingerprint, "bos_id": facts.bos_id, "special_ids": special}
+
+
 def _perplexity(reader: Reader, population: Population) -> dict[str, Any]:
     """exp(mean nll) over all targets, and over those of test with an interval over groups."""
     nll = np.asarray(reader.column("nll"), np.float64)

@@ -9,17 +9,19 @@ The record of the step is written last: a fit that was stopped half-way is not c
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..store import Progress, Reader, Study, silent
+from ..store.names import printable
 from ..store.study import PROVENANCE
 from .engine import Job, run
 from .examples import Texts
-from .facts import harvest_row
+from .facts import harvest_row, tokenizer_facts
 from .layers import layer_source
 from .outcome import LayerOutcome, LayerWriter, stacked, surrogate_rows
 from .population import fold_of_documents, load_population
@@ -30,7 +32,7 @@ from .tasks import Evaluated, check_memory
 
 STEP = "fit"
 # Raised whenever the same stores and settings give other numbers: older results are then not current.
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 COMPUTED_WITH = ("nearline", "numpy", "scipy", "pyarrow", "polars", "dask")
 _LOG = logging.getLogger("nearline")
 
@@ -45,22 +47,48 @@ def fit(
     current.
     """
     request = _resolve(stores, settings or FitSettings())
-    study = open_study(study_path)
-    if request.is_current(study):
-        _LOG.info("fit: %s is current for these stores and settings; nothing to do", study.path)
-        return study
+    with _begun(study_path) as study:
+        if request.is_current(study):
+            _LOG.info("fit: %s is current for these stores and settings; nothing to do", study.path)
+        else:
+            _fit(study, request, progress)
+    return study
+
+
+@contextmanager
+def _begun(path: str | Path) -> Generator[Study]:
+    """The study at `path`, new or existing; a new one goes again if nothing was written into it."""
+    folder = Path(path)
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    fresh = bool(made) or (folder.is_dir() and not any(folder.iterdir()))
+    study = open_study(folder)
+    try:
+        yield study
+    except BaseException:
+        if fresh:
+            study.discard_unused()
+            with suppress(OSError):  # something was written
+                for one in made:
+                    one.rmdir()
+        raise
+
+
+def _fit(study: Study, request: "_Request", progress: Progress) -> None:
     readers, layers, fitted_name, settings = request.readers, request.layers, request.fit_on, request.settings
     evaluated = _evaluate(readers, layers, fitted_name, settings)
+    if replaced := request.replaces(study):
+        _LOG.info("fit: %s: replaces the fit %s", study.path, replaced)
     outcomes = _run(study, layers, evaluated, fitted_name, settings, progress)
     outputs = _write(study, outcomes, evaluated, fitted_name, settings)
     study.write_settings(request.paths, request.resolved)
     _remove_leftovers(study, outputs)
     facts = {
         "rows": {name: reader.n_tokens for name, reader in readers.items()},
+        "tokenizers": {name: tokenizer_facts(reader) for name, reader in readers.items()},
         "versions": {name: metadata.version(name) for name in COMPUTED_WITH},
     }
     study.record_step(STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts)
-    return study
+    _drop_what_was_made_of_others(study)
 
 
 def fit_is_current(study_path: str | Path, stores: StorePaths, settings: FitSettings | None = None) -> bool:
@@ -90,6 +118,30 @@ class _Request:
 
     def is_current(self, study: Study) -> bool:
         return study.step_is_current(STEP, self.inputs, self.resolved)
+
+    def replaces(self, study: Study) -> str | None:
+        """What was other in the fit that is there: its settings, its stores."""
+        step = study.provenance().get(STEP)
+        if step is None:
+            return None
+        before, now = step["settings"], self.resolved
+        other = [f"{key}={_plain(before[key])}" for key in before if before[key] != now.get(key)]
+        other += [f"no {key}" for key in now if key not in before]
+        if step["inputs"] != self.inputs:
+            names = ", ".join(sorted(step["inputs"]))
+            same = set(step["inputs"]) == set(self.inputs)
+            other.append(f"stores {names}" + (" of other content" if same else ""))
+        return printable(f"with {'; '.join(other)}") if other else None
+
+
+def _plain(value: object) -> str:
+    return (
+        ",".join(map(_plain, value))
+        if isinstance(value, list)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _resolve(stores: StorePaths, settings: FitSettings) -> _Request:
@@ -162,6 +214,18 @@ def _write(
 def _by_store(stores: Sequence[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a store together, layers and all else in the order they came."""
     return sorted(rows, key=lambda row: stores.index(row["store"]))
+
+
+def _drop_what_was_made_of_others(study: Study) -> None:
+    """A report of tables that have been replaced: nobody may take it for one of these results."""
+    steps = study.provenance()
+    outputs = steps[STEP]["outputs"]
+    for name, step in steps.items():
+        tables = {key: digest for key, digest in step["inputs"].items() if key.startswith("tables/")}
+        if name != STEP and any(outputs.get(key) != digest for key, digest in tables.items()):
+            study.drop_step(name)
+            removed = ", ".join(step["outputs"])
+            _LOG.info("fit: %s: removed %s, which was of the results before", study.path, printable(removed))
 
 
 def _remove_leftovers(study: Study, outputs: Sequence[str]) -> None:

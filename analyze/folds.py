@@ -19,10 +19,7 @@ def assign_folds(
 ) -> Int[np.ndarray, "group"]:
     """The fold of each group."""
     if len(group_hashes) < n_folds:
-        raise UsageError(
-            f"only {len(group_hashes)} groups of documents have rows to fit, too few for {n_folds} folds: "
-            "set `folds` lower (at least 2) or harvest a corpus with more documents"
-        )
+        raise too_few_groups(len(group_hashes), n_folds)
     order = sorted(range(len(group_hashes)), key=lambda g: _rank(group_hashes[g], seed))
     folds = np.full(len(group_hashes), -1, np.int32)
     filled = [0] * n_folds
@@ -32,6 +29,24 @@ def assign_folds(
         folds[group] = fold
         filled[fold] += int(group_rows[group])
     return folds
+
+
+def too_few_groups(
+    n_groups: int, n_folds: int, n_stored: int | None = None, n_corpus: int | None = None
+) -> UsageError:
+    """What to say, and to do. `n_stored`: groups with rows in the store, of the corpus's `n_corpus`."""
+    have = {0: "no group of documents has", 1: "only 1 group of documents has"}
+    have_rows = have.get(n_groups, f"only {n_groups} groups of documents have")
+    few = f"{have_rows} rows to fit, too few for {n_folds} folds"
+    ways = ["harvest a corpus with more documents"]
+    if n_stored is not None and n_corpus is not None:
+        groups = "group" if n_corpus == 1 else "groups"
+        few += f"; the store's rows come from {n_stored} of the {n_corpus} {groups} in its corpus"
+        if n_stored < n_corpus:
+            ways = ["harvest more `tokens`", "keep a smaller share of the sequences, such as keep=1/8"]
+    if n_groups >= 2:
+        ways.append(f"set `folds` to {n_groups}" + (" or less" if n_groups > 2 else ""))
+    return UsageError(f"{few}: {', or '.join(ways)}")
 
 
 def _rank(content_hash: str, seed: int) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int32, UInt8
 
 from ..store import SPLITS, Reader, UsageError
-from .folds import assign_folds
+from .folds import assign_folds, too_few_groups
 
 FIT, GATE, TEST = (SPLITS.index(split) for split in ("fit", "gate", "test"))
 
@@ -77,6 +77,9 @@ def fold_of_documents(reader: Reader, n_folds: int, seed: int) -> dict[str, int]
         if n_rows:
             smallest[group] = min(content_hash, smallest.get(group, content_hash))
     fitted = sorted(smallest)
+    if len(fitted) < n_folds:
+        n_stored = np.unique(groups[np.unique(_column(reader, "document"))]).size
+        raise too_few_groups(len(fitted), n_folds, int(n_stored), reader.attributes.corpus.n_groups)
     group_rows = np.bincount(groups[document], minlength=int(groups.max(initial=-1)) + 1)[fitted]
     folds = assign_folds([smallest[group] for group in fitted], group_rows, n_folds, seed)
     by_group = dict(zip(fitted, folds.tolist(), strict=True))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
+from ..store.errors import UsageError
 from ..store.settings import parse_bytes, parse_layers, parse_settings
 
 # Fields that change how fast a result comes, never the result.
@@ -33,7 +34,8 @@ class FitSettings(pydantic.BaseModel):
     alphas: tuple[float, ...] = Field(
         default=(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2),
         min_length=1,
-        description="Grid of alpha; the penalty is alpha times the mean variance of the features.",
+        description="Grid that alpha=cv chooses from, and not given with another alpha; the penalty is "
+        "alpha times the mean variance of the features.",
     )
     folds: int = Field(default=5, ge=2, le=100, description="Folds over groups of documents.")
     seed: int = Field(default=0, ge=0, description="Of folds and of simultaneous intervals.")
@@ -63,9 +65,16 @@ class FitSettings(pydantic.BaseModel):
 
     @pydantic.field_validator("alphas")
     @classmethod
-    def _check_alphas(cls, alphas: tuple[float, ...]) -> tuple[float, ...]:
+    def _check_alphas(cls, alphas: tuple[float, ...], info: Any) -> tuple[float, ...]:
         if any(not 0 < a < float("inf") for a in alphas) or list(alphas) != sorted(set(alphas)):
             raise ValueError("must be positive, finite and increasing, such as 1e-6, 1e-3, 1")
+        alpha = info.data.get("alpha", "cv")
+        # Settings that are written out and read again hold the default grid beside any alpha.
+        if alpha != "cv" and alphas != cls.model_fields["alphas"].default:
+            grid = ",".join(f"{one:g}" for one in alphas)
+            raise UsageError(
+                f"alphas={grid}: alpha=cv chooses from a grid, and alpha={alpha} is given too: leave one out"
+            )
         return alphas
 
     @pydantic.field_validator("allow")

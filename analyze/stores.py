@@ -1,17 +1,19 @@
 """The stores of a fit: names and paths in, open readers of one model out, checked before any work starts."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ..store import Reader, StoreNotFound, UsageError
+from ..store import Reader, UsageError
 from ..store.comparable import check_comparable
 from ..store.comparable import name_stores as by_name
-from ..store.places import scheme_of
 from ..store.settings import parse_layers
 from .settings import FitSettings
 
 SITES = ("residual", "mlp_output")
 ONE_MODEL = ("weights", "tokenizer")  # or numbers of two models would stand in one study
+
+_NAMED = re.compile(r"([\w.-]+)=(.+)")  # a URL or a path with folders has other characters before its "="
 
 StorePaths = Mapping[str, str | Path] | Sequence[str | Path]
 
@@ -27,18 +29,49 @@ def name_stores(stores: StorePaths) -> dict[str, str | Path]:
     return named
 
 
+def parse_stores(arguments: Sequence[str]) -> StorePaths:
+    """Stores as a command line names them: STORE, or NAME=STORE. What exists as it stands is a path."""
+    if not any(_split(argument)[0] for argument in arguments):
+        return list(arguments)
+    named: dict[str, str | Path] = {}
+    for argument in arguments:
+        name, where = _split(argument)
+        name = name or next(iter(by_name([where])))
+        if name in named:
+            raise UsageError(
+                f"two stores are called {name} ({named[name]} and {where}): give them other names"
+            )
+        named[name] = where
+    return named
+
+
+def _split(argument: str) -> tuple[str, str]:
+    match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
+    return (match[1], match[2]) if match else ("", argument)
+
+
 def open_stores(named: Mapping[str, str | Path], allow: Collection[str] = ()) -> dict[str, Reader]:
     """Readers of sealed stores that may stand in one study. `allow`: differences accepted by name."""
     readers: dict[str, Reader] = {}
     for name, path in named.items():
-        if scheme_of(path) is None and not Path(path).exists():
-            raise StoreNotFound(f"store {name}: {path} does not exist")
         readers[name] = reader = Reader.open(path)
         for site in SITES:
             if site not in reader.attributes.storage.sites:
                 raise UsageError(f"store {name} has no `{site}`: a fit needs {' and '.join(SITES)}")
+    _refuse_copies(readers)
     check_comparable(readers, allow=allow, sites=SITES, never=ONE_MODEL)
     return readers
+
+
+def _refuse_copies(readers: Mapping[str, Reader]) -> None:
+    """One store under two names would stand in the study as two that agree."""
+    seen: dict[str, str] = {}
+    for name, reader in readers.items():
+        if (digest := str(reader.digest)) in seen:
+            raise UsageError(
+                f"stores {seen[digest]} and {name} are one and the same (seal {digest[:12]}…): give it once"
+            )
+        seen[digest] = name
 
 
 def fit_store(readers: Mapping[str, Reader], settings: FitSettings) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .corpora import Corpus, Document
     from .harvesting import collect, harvest
     from .outcome import Harvested
+    from .peek_result import Peek
+    from .peeking import peek
     from .repairing import Repaired, repair
     from .stopping import stop_on_signals
 
@@ -22,10 +24,12 @@ __all__ = [
     "Document",
     "HarvestSettings",
     "Harvested",
+    "Peek",
     "Repaired",
     "collect",
     "harvest",
     "parse_settings",
+    "peek",
     "repair",
     "stop_on_signals",
 ]
@@ -36,7 +40,9 @@ _HOME = {
     "Harvested": ".outcome",
     "collect": ".harvesting",
     "harvest": ".harvesting",
+    "Peek": ".peek_result",
     "Repaired": ".repairing",
+    "peek": ".peeking",
     "repair": ".repairing",
     "stop_on_signals": ".stopping",
 }

@@ -1,9 +1,9 @@
 """Find the parts of a live decoder: blocks, MLP spans, the norms around them, the head.
 
 In: a Hugging Face causal language model (a PEFT wrapper is looked through). Out: a frozen `Anatomy` of
-references to its own modules; no weight is changed, folded or copied. Cost: attribute look-ups only, so a
-model on the meta device will do. Compiled models are refused, because hooks inside compiled code may silently
-never fire.
+references to its own modules; no weight is changed, folded or copied (but for an offloaded model's table of
+positions, which is read). Cost: attribute look-ups only, so a model on the meta device will do; a family
+without a row in adapters.py is run three times (tracing.py).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..store.errors import UsageError
-from .adapters import Adapter, adapter_for
+from .adapters import Adapter, adapter_of
+from .live_models import backbone_and_head, max_positions_of, refuse_compiled
+from .live_models import config_of as config_of
+from .live_models import unwrapped as unwrapped
+from .refused_families import refuse_family
+from .residence import in_memory, runs_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +46,6 @@ class Anatomy:
     model: nn.Module
     backbone: nn.Module
     head: nn.Module
-    final_norm: nn.Module
     layers: tuple[LayerAnatomy, ...]
     positions: Tensor | None
     model_type: str
@@ -56,49 +60,81 @@ class Anatomy:
     logit_scale: float
 
     @property
+    def routes_from(self) -> int | None:
+        """The first layer that sends each row to a few of many experts; None where none does."""
+        routing = (
+            layer.index
+            for layer in self.layers
+            if any(name.rpartition(".")[2] == "experts" for name, _ in layer.block.named_modules())
+        )
+        return next(routing, None)
+
+    @property
     def dtype(self) -> torch.dtype:
-        """The dtype the residual stream is computed in."""
-        return next(self.layers[0].mlp_first.parameters()).dtype
+        """The dtype of the residual stream: the embedding's, also where other weights are packed into
+        integers; where its own are, that of the first weight that is not. The proof looks at the stream."""
+        weights = (_embedding(self.model).weight, *self.backbone.parameters())
+        return next(one.dtype for one in weights if one.is_floating_point() and one.dtype.itemsize > 1)
 
     @property
     def device(self) -> torch.device:
         """Where the input ids have to be."""
-        return next(self.backbone.parameters()).device
+        return runs_on(_embedding(self.model))
 
 
 def anatomy(model: nn.Module) -> Anatomy:
-    """The parts of `model`. Refuses compiled models, unknown families and models without a head."""
+    """The parts of `model`: by its family's row, or traced where there is none. Refuses compiled models,
+    families that cannot be harvested and models without a head."""
     model = unwrapped(model)
     refuse_compiled(model)
-    config = _text_config(model)
-    adapter = adapter_for(config.model_type)
-    backbone, head = _backbone_and_head(model)
-    layers = _layers(backbone, adapter, config)
+    config = config_of(model)
+    refuse_family(config)
+    from .tracing import needs_weights, traced  # which imports this module
+
+    adapter = adapter_of(config)
+    if adapter is not None:
+        try:
+            return _by_row(model, config, adapter)
+        except _OtherNames:  # somebody's own code under the name of a family
+            if needs_weights(model):
+                raise
+    return traced(model)
+
+
+class _OtherNames(UsageError):
+    """The modules of a model are not called as its family's row says."""
+
+
+def _by_row(model: nn.Module, config: Any, adapter: Adapter) -> Anatomy:
+    base, head = backbone_and_head(model)
+    backbone = _part(base, adapter.backbone) if adapter.backbone else base
+    layers = _layers(backbone, adapter)
+    positions, table = _positions(backbone, adapter)
     prefix = _prefix(model, backbone)
     return Anatomy(
         model=model,
         backbone=backbone,
         head=head,
-        final_norm=_part(backbone, adapter.final_norm),
         layers=layers,
-        positions=_positions(backbone, adapter),
+        positions=positions,
         model_type=config.model_type,
         n_layers=len(layers),
         d_model=config.hidden_size,
         vocab_size=config.vocab_size,
-        max_positions=getattr(config, "max_position_embeddings", None),
-        parallel=adapter.parallel(config),
+        max_positions=max_positions_of(config),
+        parallel=adapter.parallel,
         span=_span(adapter),
-        paths=_paths(adapter, prefix),
+        paths=_paths(adapter, prefix) | ({} if table is None else {"positions": f"{prefix}{table}"}),
         logit_softcap=getattr(config, "final_logit_softcapping", None),
-        logit_scale=1.0,
+        logit_scale=adapter.logit_scale,
     )
 
 
 def logits(anatomy: Anatomy, hidden: Float[Tensor, "*row feature"]) -> Float[Tensor, "*row vocabulary"]:
     """The model's own logits for rows of final hidden states (after the final norm), in the head's dtype.
 
-    The steps and their order are those of the model, so that a full forward pass gives the same numbers.
+    The steps and their order are those of the model, so that a full forward pass gives the same numbers (but
+    for the last bit where a family divides by what is a factor here).
     """
     scores = anatomy.head(hidden)
     if anatomy.logit_scale != 1.0:
@@ -108,102 +144,55 @@ def logits(anatomy: Anatomy, hidden: Float[Tensor, "*row feature"]) -> Float[Ten
     return scores
 
 
-def unwrapped(model: Any) -> Any:
-    """The transformers model inside a PEFT wrapper, with its adapters in place; any other model as it is."""
-    get_base = getattr(model, "get_base_model", None)
-    if not callable(get_base):
-        return model
-    settings = getattr(model, "active_peft_config", None)
-    if getattr(settings, "is_prompt_learning", False):
-        raise UsageError(
-            "this PEFT model learns a prompt, which lies outside the wrapped model: its activations would "
-            "be those of the model without the prompt. Allowed are adapters inside the layers (LoRA and "
-            "its kin), or a plain model."
-        )
-    return get_base()
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise UsageError when the model or one of its modules goes through torch.compile."""
-    for name, module in model.named_modules():
-        if _is_compiled(module):
-            where = f"its module {name!r}" if name else "the model"
-            raise UsageError(
-                f"{where} is compiled (torch.compile), and hooks inside compiled code may never fire. Give "
-                "the uncompiled model; nearline needs no compilation."
-            )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    # Names, not types: importing torch._dynamo costs seconds and is needed by nothing else here.
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(module.forward, "_torchdynamo_orig_callable")
-    )
-
-
-def _text_config(model: nn.Module) -> Any:
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "get_text_config"):
-        raise UsageError(
-            f"{type(model).__name__} has no transformers config. Give a causal language model of Hugging "
-            "Face transformers (for example from AutoModelForCausalLM.from_pretrained)."
-        )
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise UsageError(
-            f"{type(model).__name__} attends to an encoder. Give a decoder-only causal language model."
-        )
-    return config
-
-
-def _backbone_and_head(model: Any) -> tuple[nn.Module, nn.Module]:
-    backbone = model.base_model
-    head = model.get_output_embeddings()
-    if backbone is model or head is None:
-        raise UsageError(
-            f"{type(model).__name__} has no language-model head, and the loss of a token needs one. Load "
-            "it with AutoModelForCausalLM instead of AutoModel."
-        )
-    return backbone, head
-
-
 def _part(parent: nn.Module, name: str) -> nn.Module:
     try:
         return parent.get_submodule(name)
     except AttributeError:
         have = ", ".join(child for child, _ in parent.named_children())
-        raise UsageError(
+        raise _OtherNames(
             f"{type(parent).__name__} has no module {name!r}, which this family should have; it has: "
-            f"{have}. Use the model class that transformers ships for this family."
+            f"{have}. Use the model class that transformers ships for this family, or give the model loaded: "
+            "then its parts are found by running it."
         ) from None
 
 
-def _layers(backbone: nn.Module, adapter: Adapter, config: Any) -> tuple[LayerAnatomy, ...]:
+def _layers(backbone: nn.Module, adapter: Adapter) -> tuple[LayerAnatomy, ...]:
     blocks = [block for _, block in _part(backbone, adapter.blocks).named_children()]
-    return tuple(_layer(index, block, adapter, config) for index, block in enumerate(blocks))
+    return tuple(_layer(index, block, adapter) for index, block in enumerate(blocks))
 
 
-def _layer(index: int, block: nn.Module, adapter: Adapter, config: Any) -> LayerAnatomy:
+def _layer(index: int, block: nn.Module, adapter: Adapter) -> LayerAnatomy:
+    def perhaps(name: str | None) -> nn.Module | None:
+        return None if name is None else _part(block, name)
+
     return LayerAnatomy(
         index=index,
         block=block,
-        norm=_part(block, adapter.norm),
+        norm=perhaps(adapter.norm),
         mlp_first=_part(block, adapter.mlp_first),
         mlp_last=_part(block, adapter.mlp_last),
-        post_norm=None if adapter.post_norm is None else _part(block, adapter.post_norm),
-        multiplier=adapter.multiplier(config),
-        parallel=adapter.parallel(config),
+        post_norm=perhaps(adapter.post_norm),
+        multiplier=adapter.multiplier,
+        parallel=adapter.parallel,
         attention=_part(block, adapter.attention),
+        sum_norm=perhaps(adapter.sum_norm),
     )
 
 
-def _positions(backbone: nn.Module, adapter: Adapter) -> Tensor | None:
+def _positions(backbone: nn.Module, adapter: Adapter) -> tuple[Tensor, str] | tuple[None, None]:
+    """The table, whose row p is what position p adds, and its path: learned ones are a module's weight,
+    computed ones a buffer."""
     if adapter.positions is None:
-        return None
-    weight = _part(backbone, adapter.positions).weight
-    assert isinstance(weight, Tensor)
-    return weight
+        return None, None
+    parent, _, name = adapter.positions.rpartition(".")
+    owner = _part(backbone, parent)
+    if not isinstance(getattr(owner, name, None), Tensor):
+        owner, parent, name = _part(backbone, adapter.positions), adapter.positions, "weight"
+    return in_memory(owner, name)[adapter.position_offset :], f"{parent}.{name}".removeprefix(".")
+
+
+def _embedding(model: Any) -> Any:
+    return model.get_input_embeddings()
 
 
 def _span(adapter: Adapter) -> str:
@@ -218,17 +207,16 @@ def _prefix(model: nn.Module, backbone: nn.Module) -> str:
 
 
 def _paths(adapter: Adapter, prefix: str) -> dict[str, str]:
+    """Where each part lies in the model; `residual` is the module that reads the residual: the norm, or the
+    MLP where there is none."""
     block = f"{prefix}{adapter.blocks}.{{i}}"
-    paths = {
-        "block": block,
-        "norm": f"{block}.{adapter.norm}",
-        "attention": f"{block}.{adapter.attention}",
-        "mlp_first": f"{block}.{adapter.mlp_first}",
-        "mlp_last": f"{block}.{adapter.mlp_last}",
-        "final_norm": f"{prefix}{adapter.final_norm}",
+    names = {
+        "norm": adapter.norm,
+        "residual": adapter.norm or adapter.mlp_first,
+        "attention": adapter.attention,
+        "mlp_first": adapter.mlp_first,
+        "mlp_last": adapter.mlp_last,
+        "post_norm": adapter.post_norm,
+        "sum_norm": adapter.sum_norm,
     }
-    if adapter.post_norm is not None:
-        paths["post_norm"] = f"{block}.{adapter.post_norm}"
-    if adapter.positions is not None:
-        paths["positions"] = f"{prefix}{adapter.positions}"
-    return paths
+    return {"block": block} | {part: f"{block}.{name}" for part, name in names.items() if name is not None}

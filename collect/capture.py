@@ -2,9 +2,11 @@
 
 In: an `Anatomy` and a callback `sink(site, layer, tensor)`. Out: nothing of its own; the callback must copy
 what it keeps, because the model may overwrite the tensor in its next operation. Cost: one Python call per
-site and layer. A hook that did not fire exactly once per forward pass is an error, never missing data.
+site and layer. A hook that did not fire exactly once per forward pass is an error, never missing data. What a
+module passes as one flat list of rows (OPT) is shown to the callback as sequences again.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from types import TracebackType
@@ -23,8 +25,10 @@ SITES = (
     "residual",
     "mlp_input",
     "mlp_output",
+    "block_sum",
     "block_output",
 )
+"""`block_sum`: what the norm behind the sum reads, in layers that have one (`LayerAnatomy.sum_norm`)."""
 
 
 @runtime_checkable
@@ -55,9 +59,11 @@ class Capture:
         self._handles: list[RemovableHandle] = []
         self._counts: Counter[tuple[str, int]] = Counter()
         self._expected: list[tuple[str, int]] = []
+        self._shape: tuple[int, ...] = ()
 
     def __enter__(self) -> "Capture":
         try:
+            self._watch_shape(self._anatomy.layers[0].block)
             if "embedding" in self._sites:
                 self._watch_input("embedding", 0, self._anatomy.layers[0].block)
             for layer in self._layers:
@@ -95,6 +101,8 @@ class Capture:
             "residual": layer.mlp_first if layer.norm is None else layer.norm,
             "mlp_input": layer.mlp_first,
         }
+        if layer.sum_norm is not None:
+            inputs["block_sum"] = layer.sum_norm
         outputs = {
             "attention_output": layer.attention,
             "mlp_output": layer.mlp_last,
@@ -121,9 +129,30 @@ class Capture:
         self._expected.append((site, layer))
         self._handles.append(module.register_forward_hook(after))
 
+    def _watch_shape(self, block: nn.Module) -> None:
+        """What enters the first block says how many sequences and positions this forward pass has."""
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._shape = first_tensor(args or tuple(kwargs.values())).shape[:-1]
+
+        self._handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
+
     def _see(self, site: str, layer: int, tensor: Tensor) -> None:
         self._counts[site, layer] += 1
-        self._sink(site, layer, tensor)
+        self._sink(site, layer, self._in_sequences(site, layer, tensor))
+
+    def _in_sequences(self, site: str, layer: int, tensor: Tensor) -> Tensor:
+        """(batch, position, feature), also where a module works on (batch · position, feature)."""
+        shape = self._shape or tensor.shape[:2]  # unknown where a later block runs before the first
+        if tensor.ndim == 2 and tensor.shape[0] == math.prod(shape):
+            tensor = tensor.reshape(*shape, -1)
+        if tensor.ndim != 3 or tensor.shape[:2] != shape:
+            raise ProofFailed(
+                f"{site} layer {layer}: its module passed {tuple(tensor.shape)} where the pass has "
+                f"{tuple(shape)} sequences and positions. The model cuts or packs rows here; its "
+                "activations cannot be told apart this way."
+            )
+        return tensor
 
     def _remove(self) -> None:
         for handle in self._handles:

@@ -23,8 +23,8 @@ from ..store.attributes import (
     TokenizerFacts,
 )
 from ..store.plan import SPLITS
-from .buffers import SITES
 from .models import LoadedModel
+from .needs import working_device
 from .norm_parameters import NormParameters, norm_parameters
 from .preparing import Prepared
 from .rows import block_columns
@@ -78,14 +78,14 @@ def attributes_of(
         ),
         storage=StorageFacts(
             dtype=prepared.shape.storage_dtype,
-            sites=SITES,
+            sites=prepared.shape.sites,
             layers=prepared.shape.layers,
             compressor=settings.compressor,
         ),
         compute=ComputeFacts(
             dtype=str(anatomy.dtype).removeprefix("torch."),
             attention=loaded.attention,
-            device_type=anatomy.device.type,
+            device_type=working_device(anatomy).type,
             torch_threads=torch.get_num_threads(),
         ),
         proof=proof,
@@ -95,6 +95,7 @@ def attributes_of(
             "packing": "one document per sequence",
             "padding": "right",
             "groups": "13-gram overlap above 0.2",
+            **corpus.policies,
         },
         versions={"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
     )

@@ -24,17 +24,25 @@ from ..store.plan import SPLITS
 from ..store.progress import Progress, silent
 from . import probing
 from .anatomy import anatomy
-from .buffers import LAYER_SITES
+from .batch_budget import batch_budget
 from .describing import attributes_of
 from .forward import evaluating
 from .harvesting import first_batch
-from .loading import load_both, tokenizer_of
-from .needs import Needs, available_memory_bytes, free_device_bytes, free_files, padded_tokens, process_bytes
+from .loading import load_both
+from .needs import (
+    Needs,
+    available_memory_bytes,
+    free_device_bytes,
+    free_files,
+    padded_tokens,
+    process_bytes,
+    working_device,
+)
 from .preparing import Prepared, prepare
 from .proof import prove
 from .ranks import ranks_of
 from .settings import HarvestSettings
-from .tokenise import tokenise
+from .tokenise import tokenise_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class Forecast:
     n_tokens: int
     splits: dict[str, int]  # rows
     layers: tuple[int, ...]
+    sites: tuple[str, ...]
     d_model: int
     storage_dtype: str
     compressor: str | None
@@ -97,9 +106,12 @@ def forecast(
     with visited(Path(path)) as folder:
         corpus, loaded = load_both(settings)
         with evaluating(loaded.model, settings.threads):
-            tokens = tokenise(corpus, tokenizer_of(loaded), bos=settings.bos)
-            prepared = prepare(anatomy(loaded.model), corpus, tokens, settings, folder)
-            held_bytes, device_free = process_bytes(), free_device_bytes(prepared.needs.device)
+            net = anatomy(loaded.model)
+            tokens = tokenise_for(settings, corpus, loaded.tokenizer, net.vocab_size)
+            budget = batch_budget(net, tokens, settings, folder)
+            settings = budget.settings
+            prepared = prepare(net, tokens.corpus, tokens, settings, folder, measured=budget.measured)
+            held_bytes, device_free = process_bytes(), free_device_bytes(working_device(net))
             proof = prove(prepared.anatomy, first_batch(prepared))
             if (begun := begun_attributes(folder)) is not None:
                 check_same(folder, begun, attributes_of(prepared, loaded, settings, proof))
@@ -113,6 +125,7 @@ def forecast(
             setup_s=setup_s,
             speeds=speeds,
             device_free_bytes=device_free,
+            notes=tuple(note for note in (budget.note, *prepared.notes) if note),
             **_plan_facts(prepared),
             **_memory(prepared.needs, held_bytes),
             **_disk(prepared, folder),
@@ -154,14 +167,14 @@ def _plan_facts(prepared: Prepared) -> dict[str, Any]:
         "splits": rows,
         "layers": shape.layers,
         "d_model": shape.d_model,
+        "sites": shape.sites,
         "storage_dtype": shape.storage_dtype,
         "sequence_length": plan.sequence_length,
         "block": plan.block,
         "n_blocks": plan.n_blocks,
-        "n_objects": plan.n_blocks * objects_per_block(len(shape.layers), len(LAYER_SITES)),
+        "n_objects": plan.n_blocks * objects_per_block(*shape.sizes[1:3]),
         "bytes_per_token": needs.store_bytes / plan.n_tokens,
         "store_bytes": needs.store_bytes,
-        "notes": (prepared.planned.note,) if prepared.planned.note else (),
     }
 
 

@@ -2,9 +2,11 @@
 
 In: right-padded ids with the places of real tokens. Out: final hidden states, which `nll.token_nll` turns
 into losses a few hundred rows at a time. Cost: the forward pass. No mask is given where nothing is padded:
-models then take their plain causal path, and models that know no mask work too.
+models then take their plain causal path. A backbone is given only what its signature names: BLOOM knows no
+positions, other models no mask (padding stands on the right, where causal attention never looks).
 """
 
+import inspect
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .anatomy import Anatomy
+from .capture import first_tensor
 
 
 def inputs_of(
@@ -36,8 +39,23 @@ def final_hidden(
     anatomy: Anatomy, inputs: dict[str, Tensor | None]
 ) -> Float[Tensor, "sequence position feature"]:
     """What the head reads: the last hidden states after the final norm."""
-    output: Any = anatomy.backbone(**inputs, use_cache=False, return_dict=True)
-    return output.last_hidden_state
+    return last_hidden(anatomy.backbone(**accepted(anatomy.backbone, inputs)))
+
+
+def accepted(backbone: nn.Module, inputs: dict[str, Tensor | None]) -> dict[str, Any]:
+    """Of these arguments, and of "no cache", those that the backbone's forward names. What it would only
+    swallow in its `**kwargs` could end up anywhere, so it is not given."""
+    known = inspect.signature(backbone.forward).parameters
+    given = {**inputs, "use_cache": False}
+    if "input_ids" not in known:  # wrapped by something that takes whatever comes
+        return given
+    return {name: value for name, value in given.items() if name in known}
+
+
+def last_hidden(output: Any) -> Tensor:
+    """The hidden states in a backbone's answer, whether it is a tuple or has names."""
+    found = getattr(output, "last_hidden_state", None)
+    return found if isinstance(found, Tensor) else first_tensor(output)
 
 
 @contextmanager

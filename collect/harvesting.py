@@ -26,12 +26,12 @@ from ..store.progress import Progress, silent
 from ..store.writer import StoreWriter
 from . import corpora, models
 from .anatomy import anatomy
-from .buffers import SITES
+from .batch_budget import batch_budget
 from .claim import Claim, claimed
-from .corpora import Corpus, Document
+from .corpora import Corpus, CorpusOptions
 from .describing import affine_of, attributes_of, documents_table, position_embedding_of, vocabulary_of
 from .forward import evaluating
-from .loading import load_both, tokenizer_of
+from .loading import load_both
 from .loop import run_blocks
 from .models import LoadedModel
 from .outcome import Harvested, Run
@@ -41,7 +41,8 @@ from .ranks import ranks_of
 from .rows import block_columns
 from .settings import HarvestSettings, parse
 from .stopping import Interrupted, StopRequest, TimeIsUp, Watch
-from .tokenise import tokenise
+from .token_files import is_stream
+from .tokenise import tokenise_for
 
 SAMPLE_ROWS = 60
 SAMPLE_CHARS = 300
@@ -66,8 +67,8 @@ def collect(
 
 def harvest(
     model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    documents: Corpus | Iterable[str | tuple[str, str] | Document],
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Corpus | Iterable[object],
     path: str | Path,
     *,
     settings: HarvestSettings | None = None,
@@ -79,9 +80,10 @@ def harvest(
 ) -> Path:
     """Harvest a live model, a PEFT-wrapped one too, as it is: nothing in it is moved, cast or changed.
 
-    `documents` are texts, (key, text) pairs, Documents or a Corpus; `corpus` and `name` are what the store
-    calls corpus and model; `overrides` are further settings, such as tokens=20_000. The same call continues
-    a store that was left unfinished; `stop` is what `stop_on_signals` gives."""
+    `documents` are texts, lists or arrays of token ids (for which `tokenizer` may be None), chats (lists of
+    messages), (key, any of these) pairs, Documents or a Corpus; `corpus` and `name` are what the store calls
+    corpus and model; `overrides` are further settings, such as tokens=20_000. The same call continues a store
+    that was left unfinished; `stop` is what `stop_on_signals` gives."""
     chosen = parse({**(settings.model_dump() if settings else {}), **overrides})
     watch = Watch(stop or StopRequest(), chosen.max_time_s)
     with claimed(local_path(path, "store"), ranks_of(chosen)) as claim:
@@ -90,6 +92,8 @@ def harvest(
             if isinstance(documents, Corpus)
             else corpora.from_documents(documents, corpus or "documents")
         )
+        if not is_stream(given):
+            given = corpora.select(given, CorpusOptions.of(chosen))
         loaded = models.describe(model, tokenizer, name)
         return _run(loaded, given, claim, chosen, progress, watch, live=True).path
 
@@ -103,13 +107,16 @@ def _run(
     watch: Watch,
     live: bool = False,
 ) -> Harvested:
-    tokenizer, began = tokenizer_of(loaded), datetime.now(UTC)
+    began = datetime.now(UTC)
     used = settings.model_dump(exclude_none=True, exclude={"model", "corpus"} if live else None)
     with evaluating(loaded.model, settings.threads):
-        tokens = tokenise(corpus, tokenizer, bos=settings.bos)
-        prepared = prepare(anatomy(loaded.model), corpus, tokens, settings, claim.path)
-        sample = sample_of(prepared, tokenizer)
-        notes = [prepared.planned.note] if prepared.planned.note else []
+        net = anatomy(loaded.model)
+        tokens = tokenise_for(settings, corpus, loaded.tokenizer, net.vocab_size)
+        budget = batch_budget(net, tokens, settings, claim.path)
+        settings = budget.settings
+        prepared = prepare(net, tokens.corpus, tokens, settings, claim.path, measured=budget.measured)
+        sample = sample_of(prepared)
+        notes = [note for note in (budget.note, *prepared.notes) if note]
         for note in notes:
             logger.warning(note)
         logger.info("first rows: %s", sample.replace("\n", "↵ "))
@@ -118,7 +125,7 @@ def _run(
         writer = begin(claim, prepared, loaded, settings, proof)
         run = Run(prepared, writer, used, claim.ranks, watch.request, began)
         try:
-            run.waited_s = run_blocks(
+            run.waits = run_blocks(
                 prepared,
                 writer,
                 mask_nonfinite=settings.on_nonfinite == "mask",
@@ -161,7 +168,7 @@ def begin_with(path: Path, attributes: Attributes, prepared: Prepared) -> StoreW
         layers=prepared.shape.layers,
         d_model=prepared.shape.d_model,
         storage_dtype=prepared.shape.storage_dtype,
-        sites=SITES,
+        sites=attributes.storage.sites,
         documents=documents_table(prepared),
         vocabulary=vocabulary_of(prepared),
         affine=affine_of(prepared),
@@ -170,10 +177,11 @@ def begin_with(path: Path, attributes: Attributes, prepared: Prepared) -> StoreW
     )
 
 
-def sample_of(prepared: Prepared, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The first rows as text, decoded from the ids that will be stored: a wrong tokenizer shows here."""
-    ids = first_batch(prepared)[0][:SAMPLE_ROWS]
-    return str(tokenizer.decode(ids.tolist()))[:SAMPLE_CHARS]
+def sample_of(prepared: Prepared) -> str:
+    """The first rows as text, decoded from the ids that will be stored: a wrong tokenizer shows here. Without
+    a tokenizer the ids themselves."""
+    ids, tokenizer = first_batch(prepared)[0][:SAMPLE_ROWS].tolist(), prepared.tokens.tokenizer
+    return str(ids if tokenizer is None else tokenizer.decode(ids))[:SAMPLE_CHARS]
 
 
 def first_batch(prepared: Prepared) -> list[np.ndarray]:

@@ -1,38 +1,38 @@
 """The loop itself: batch after batch through the model, block after block to the writer.
 
-In: a prepared harvest, an open writer and the blocks to do. Out: these blocks committed, and how long the
-model waited for the writer. Per batch one forward pass, the losses, and one look at the sizes of all values
-seen; nothing else waits for the device. A block is handed over when its last row is there, and the next one
+In: a prepared harvest, an open writer and the blocks to do. Out: these blocks committed, and how long one
+side waited for the other. A block is handed over when its last row is there and found good, and the next one
 fills the other buffer meanwhile. Whatever ends the loop early, the blocks handed over are still committed.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from ..store.errors import EnvironmentFault, NotFinite, OutOfRange
+from ..store.errors import EnvironmentFault
 from ..store.progress import Progress
 from ..store.writer import StoreWriter
 from . import stopping
-from .buffers import SITES, BlockBuffer, Recorder, ValueRefused, make_buffers, places_of
+from .batch_budget import device_full, is_full
+from .buffers import BlockBuffer, make_buffers
 from .capture import Capture
-from .forward import final_hidden, inputs_of
-from .nll import NO_TARGET, token_nll
+from .flight import Flight, OpenBlock
+from .needs import largest_batch, working_device
 from .pipeline import Pipeline
 from .preparing import Prepared
-from .rows import Batch, block_batches, block_columns
+from .recorder import Filling, Recorder
+from .refused_values import ValueRefused
+from .rows import block_batches, block_columns
 from .stopping import StopNow, Watch
 
 
-class Job(NamedTuple):
-    """One full block, but for the activations, which stay in its buffer."""
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds in which the model's thread stood still: for the writer (a free buffer, and at the end the last
+    commit), and for a GPU. `busy_s`: seconds in which that one was at work; None on a CPU."""
 
-    number: int
-    began_s: float
-    columns: dict[str, np.ndarray]
-    statistics: dict[str, dict[str, list[float] | list[int]]]
+    disk_s: float = 0.0
+    device_s: float = 0.0
+    busy_s: float | None = None
 
 
 def run_blocks(
@@ -43,83 +43,76 @@ def run_blocks(
     progress: Progress,
     blocks: Sequence[int] | None = None,
     watch: Watch | None = None,
-) -> float:
-    """Harvest and commit `blocks` (default: every block of the plan that `writer` has not committed). Returns
-    the seconds that the model's thread stood still: for a free buffer, and at the end for the last commit."""
-    plan, device, watch = prepared.planned.plan, prepared.anatomy.device, watch or Watch()
+    ahead: int | None = None,
+) -> Waits:
+    """Harvest and commit `blocks` (default: every block of the plan that `writer` has not committed).
+    `ahead`: forward passes in flight beside the one that is judged; default: 1 on a GPU, 0 on a CPU."""
+    plan, watch = prepared.planned.plan, watch or Watch()
     if blocks is None:
         blocks = sorted(set(range(plan.n_blocks)) - writer.committed)
     if not blocks:
-        return 0.0
+        return Waits()
     n_rows, done = int(plan.block_rows[list(blocks)].sum()), 0
-    recorder = Recorder(prepared.shape, device, mask_nonfinite)
+    recorder = recorder_of(prepared, mask_nonfinite=mask_nonfinite, ahead=ahead)
 
-    def write(buffer: BlockBuffer, job: Job) -> None:
-        writer.commit(job.number, job.columns, buffer.stored(len(job.columns["token_id"])), job.statistics)
-        watch.block_took(stopping.now() - job.began_s)
+    def write(buffer: BlockBuffer, block: OpenBlock) -> None:
+        statistics = block.filling.statistics()
+        writer.commit(block.number, block.columns, buffer.stored(block.n_rows), statistics)
+        watch.block_took(stopping.now() - block.began_s)
 
-    pipeline = Pipeline(write, make_buffers(prepared.shape, device))
-    capture = Capture(prepared.anatomy, recorder, sites=SITES, layers=prepared.shape.layers)
-    place = [0, 0]  # block and its first row, for the error below
+    def hand_over(block: OpenBlock) -> None:
+        pipeline.submit(block.filling.buffer, block)
+        watch.block_took(stopping.now() - block.began_s)
+
+    pipeline = Pipeline(write, make_buffers(prepared.shape, working_device(prepared.anatomy)))
+    capture = Capture(prepared.anatomy, recorder, sites=prepared.shape.sites, layers=prepared.shape.layers)
+    flight = Flight(prepared.anatomy, recorder, capture, hand_over)
     try:
         with watch.request.deferring(), pipeline, capture:
-            for number in blocks:
-                place = [number, plan.block_range(number)[0]]
-                watch.before_block()
-                buffer, began_s = pipeline.borrow(), stopping.now()
-                recorder.start_block(buffer)
-                columns = block_columns(plan, number, prepared.tokens.ids, prepared.tokens.special_ids)
-                columns["nll"] = np.full(len(columns["token_id"]), np.nan, np.float32)
-                for batch in block_batches(plan, number, columns["token_id"]):
-                    pipeline.check()
-                    watch.before_batch()
-                    harvest_batch(prepared, recorder, capture, batch, columns)
-                    progress("collect", done + batch.row1, n_rows, "tokens")
-                pipeline.submit(buffer, Job(number, began_s, columns, recorder.statistics()))
-                watch.block_took(stopping.now() - began_s)
-                done += len(columns["token_id"])
+            try:
+                for number in blocks:
+                    watch.before_block()
+                    block = _open_block(prepared, number, pipeline, flight)
+                    for batch in block_batches(plan, number, block.columns["token_id"]):
+                        pipeline.check()
+                        watch.before_batch()
+                        flight.launch(block, batch)
+                        progress("collect", done + batch.row1, n_rows, "tokens")
+                    done += block.n_rows
+                flight.land()
+            except (StopNow, RuntimeError) as error:
+                if isinstance(error, StopNow) or is_full(error):
+                    flight.land()  # the block before the one in hand may be whole already
+                raise
         watch.after_blocks()
     except ValueRefused as refused:
-        raise _explained(refused, prepared, place, len(writer.committed)) from None
+        raise refused.explained(prepared, len(writer.committed)) from None
     except StopNow as stop:
         raise stop.explained(len(writer.committed), plan.n_blocks) from None
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        raise device_full(error, plan, len(writer.committed)) from None
     except EnvironmentFault as fault:
         safe = f"{len(writer.committed)} of {plan.n_blocks} blocks are committed"
         raise EnvironmentFault(f"{fault}. {safe}; once that is done, {stopping.CONTINUES}") from fault
-    return pipeline.waited_s
+    return Waits(pipeline.waited_s, flight.waited_s, flight.busy_s)
 
 
-def harvest_batch(
-    prepared: Prepared, recorder: Recorder, capture: Capture, batch: Batch, columns: dict[str, np.ndarray]
-) -> None:
-    """One forward pass: activations into the recorder's buffer, losses and masked rows into `columns`."""
-    anatomy = prepared.anatomy
-    places = places_of(batch.mask, anatomy.device)
-    recorder.start_batch(batch.row0, batch.row1, places)
-    hidden = final_hidden(anatomy, inputs_of(batch.ids, batch.mask, anatomy.device)).flatten(0, 1)
-    capture.check_counts()
-    rows = slice(batch.row0, batch.row1)
-    target = torch.from_numpy(columns["target_id"][rows]).to(hidden.device)
-    nll = token_nll(anatomy, hidden if places is None else hidden.index_select(0, places), target)
-    masked = recorder.finish_batch()
-    columns["nll"][rows] = nll.cpu().numpy()
-    bad_nll = ~np.isfinite(columns["nll"][rows]) & (columns["target_id"][rows] != NO_TARGET)
-    if bad_nll.any() and not recorder.mask_nonfinite:
-        row = batch.row0 + int(np.flatnonzero(bad_nll)[0])
-        raise ValueRefused("nll", None, row, float("nan"), float("inf"))
-    columns["valid"][rows] = ~bad_nll if masked is None else ~(bad_nll | masked)
+def recorder_of(prepared: Prepared, *, mask_nonfinite: bool, ahead: int | None = None) -> Recorder:
+    """A recorder for the batches of this plan."""
+    if ahead is None:
+        ahead = 0 if working_device(prepared.anatomy).type == "cpu" else 1
+    most_rows = largest_batch(prepared.planned.plan)[0]
+    return Recorder(prepared.shape, most_rows=most_rows, mask_nonfinite=mask_nonfinite, ahead=ahead)
 
 
-def _explained(
-    refused: ValueRefused, prepared: Prepared, place: list[int], n_committed: int
-) -> NotFinite | OutOfRange:
-    plan = prepared.planned.plan
-    number, row0 = place
-    columns = block_columns(plan, number, prepared.tokens.ids, prepared.tokens.special_ids)
-    token, position = int(columns["token_id"][refused.row]), int(columns["position"][refused.row])
-    key = prepared.corpus.documents[int(columns["document"][refused.row])].key
-    where = f"token row {row0 + refused.row:,} (token id {token}, position {position}, document {key!r})"
-    safe = (
-        f"The {n_committed} blocks committed before are intact." if n_committed else "Nothing was committed."
-    )
-    return refused.explained(prepared.shape.storage_dtype, where, safe)
+def _open_block(
+    prepared: Prepared, number: int, pipeline: Pipeline[BlockBuffer, OpenBlock], flight: Flight
+) -> OpenBlock:
+    """A block in an empty buffer. Where the model has to wait for one, the writer first gets all there is."""
+    if not pipeline.has_free:
+        flight.land()
+    buffer, began_s = pipeline.borrow(), stopping.now()
+    columns = block_columns(prepared.planned.plan, number, prepared.tokens.ids, prepared.tokens.special_ids)
+    return OpenBlock(number, began_s, columns, Filling(buffer, prepared.shape))

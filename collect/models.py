@@ -1,40 +1,47 @@
 """Load a causal language model with its tokenizer, unmodified, or describe one that is already alive.
 
-In: a bundled name, a folder, or a hub id. Out: a frozen `LoadedModel` with the digests that identify it.
-Cost: the weights are read once to load and once to digest. Local and bundled models never cause a network
-request; weights come from safetensors (or GGUF) unless pickles are allowed; remote code runs only when
-trusted. Every failure is one of our own errors, in one sentence.
+In: a bundled name, a folder (of a model, or of a PEFT adapter, which names its base) or a hub id. Out: a
+frozen `LoadedModel` with the digests that identify it. Cost: the weights are read once to load and once to
+digest. Local and bundled models never cause a network request; weights come from safetensors (or GGUF) unless
+pickles are allowed; remote code runs only when trusted. Every failure is one of our own errors, in one
+sentence.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GgufConfig,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedTokenizerBase
 
-from ..store.errors import EnvironmentFault, NearlineError, UsageError
-from .adapters import adapter_for
-from .anatomy import unwrapped
+from ..store.errors import UsageError
+from .adapters import refuse_family
+from .anatomy import config_of, unwrapped
+from .gguf_header import gguf_packing
 from .hashes import config_hash, weights_hash
-from .sources import Source, explain, find, hub_unreachable, require_weights
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-_Result = TypeVar("_Result")
+from .load_options import checked_attention, place_of, placing, refuse_packing, torch_dtype
+from .packed import quantisation_of
+from .peft_models import adapter_name, base_of, find_adapter, holds_adapter, put_on, refuse_offloaded
+from .peft_state import adapters_of, refuse_unfaithful
+from .pretrained import (
+    commit_of,
+    empty_model,
+    first_file,
+    guarded,
+    read_config,
+    read_tokenizer,
+    read_weights,
+    shared_options,
+)
+from .sources import HUB_ID, Source, find, require_weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A live model and what identifies it. `name`: a bundled name, a folder's name or hub id; no path."""
+    """A live model and what identifies it. `name`: a bundled name, a folder's name or hub id, with those of
+    its adapters; no path. `quantization`: how its weights are packed, or were in their file."""
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase | None
@@ -58,62 +65,81 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     gguf_file: str | None = None,
+    adapter: str | None = None,
     attention: str | None = None,
+    device_map: str | None = None,
+    max_memory: Mapping[int | str, int] | None = None,
+    offload_folder: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> LoadedModel:
-    """The model in evaluation mode, without gradients, on one device.
+    """The model in evaluation mode, without gradients, on one device or spread by `device_map`.
 
     dtype "auto" is the checkpoint's own (float32 for GGUF, which is dequantised); device "auto" is CUDA where
     there is one. The family is checked from the config before any weight is read.
     """
-    torch_dtype = _torch_dtype(dtype, gguf_file)
-    place = _place(device)
-    source = _checked_source(model, revision, gguf_file)
+    wanted, place = torch_dtype(dtype, gguf_file), place_of(device)
+    attention = checked_attention(attention)
+    source, tuned = _sources(model, revision, gguf_file, adapter)
     require_weights(source, allow_pickle=allow_pickle)
-    shared = _shared_options(source, revision, trust_remote_code)
+    shared = shared_options(source, revision, trust_remote_code)
     config = _config(source, shared)
-    loaded: Any = _guarded(
+    refuse_packing(config, source.name)
+    first = guarded(source, lambda: first_file(source, shared))
+    commit = None if source.local else commit_of(first)
+    shared |= {} if commit is None else {"revision": commit}
+    packing = quantisation_of(config)
+    net = read_weights(
         source,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            source.where,
-            dtype=torch_dtype,
-            attn_implementation=attention,
-            use_safetensors=None if allow_pickle or source.gguf_file else True,
-            # Plain weights: packed ones would compute in float32 whatever dtype was asked for.
-            **({} if source.gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}),
-            output_loading_info=True,
-            **shared,
-        ),
+        config,
+        shared,
+        allow_pickle=allow_pickle,
+        dtype=wanted,
+        attn_implementation=attention,
+        **placing(place, packing is not None, device_map, max_memory, offload_folder),
     )
-    net, report = loaded
-    _refuse_invented_weights(source, report)
-    net = _guarded(source, lambda: net.to(place)).eval().requires_grad_(False)
-    tokenizer = _guarded(source, lambda: AutoTokenizer.from_pretrained(source.where, **shared))
+    if adapters_of(net):
+        raise UsageError(
+            f"model {source.name!r} brings an adapter beside its config. Name its base as the model, and "
+            f"{source.name!r} as the adapter."
+        )
+    if device_map is None and packing is None:
+        net = guarded(source, lambda: net.to(place))
+    if tuned is not None:
+        refuse_offloaded(net, tuned)
+        net = put_on(net, tuned, allow_pickle=allow_pickle)
+    names = () if tuned is None else (tuned.name,)
     return LoadedModel(
-        model=net,
-        tokenizer=tokenizer,
-        name=source.name,
-        revision=None if source.local else getattr(config, "_commit_hash", None),
+        model=net.eval().requires_grad_(False),
+        tokenizer=read_tokenizer(source, first.parent, shared),
+        name="+".join((source.name, *names)),
+        revision=commit,
         config_hash=config_hash(net.config),
         weights_hash=weights_hash(net),
+        quantization=_quantisation(packing, net, first if source.gguf_file else None),
+        adapters=names,
     )
 
 
 def describe(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None, name: str | None = None
 ) -> LoadedModel:
-    """A live model (PEFT-wrapped too) as it is: nothing is moved, cast or switched."""
+    """A live model as it is: nothing is moved, cast or switched. It may be wrapped by PEFT, hold adapters of
+    transformers' own `load_adapter`, be quantised, or be spread over devices by accelerate."""
     inner = unwrapped(model)
-    config: Any = inner.config
-    origin = str(getattr(config, "_name_or_path", "") or "")
+    config = config_of(inner)
+    refuse_unfaithful(inner)
+    adapters = adapters_of(inner)
+    origin = _public_name(str(getattr(config, "_name_or_path", "") or "")) or config.model_type
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        name=name or _public_name(origin) or config.model_type,
+        name=name or "+".join((origin, *adapters)),
         revision=getattr(config, "_commit_hash", None),
         config_hash=config_hash(config),
         weights_hash=weights_hash(inner),
+        quantization=quantisation_of(config, inner),
+        adapters=adapters,
     )
 
 
@@ -124,13 +150,20 @@ def outline(
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
 ) -> nn.Module:
-    """The model's modules on the meta device, from its config alone: no weight is read or allocated."""
-    source = _checked_source(model, revision, gguf_file)
-    config = _config(source, _shared_options(source, revision, trust_remote_code))
+    """The model's modules on the meta device, from its config alone: no weight is read or allocated. Enough
+    for a family with a row in adapters.py; the parts of another are found by running it."""
+    source, _ = _sources(model, revision, gguf_file, None)
+    config = _config(source, shared_options(source, revision, trust_remote_code))
     with torch.device("meta"):
-        return _guarded(
-            source, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        )
+        return empty_model(source, config, trust_remote_code)
+
+
+def recorded_name(model: str, gguf_file: str | None = None, adapter: str | None = None) -> str:
+    """What a store calls the model that these settings name. Looks at folders only, asks no hub."""
+    if adapter is not None:
+        return f"{find(model, gguf_file=gguf_file).name}+{adapter_name(adapter)}"
+    source, tuned = _sources(model, None, gguf_file, None)
+    return source.name if tuned is None else f"{source.name}+{tuned.name}"
 
 
 def attention_implementation(model: nn.Module) -> str:
@@ -139,80 +172,36 @@ def attention_implementation(model: nn.Module) -> str:
     return str(getattr(config, "_attn_implementation", None) or "unknown")
 
 
-def _checked_source(model: str, revision: str | None, gguf_file: str | None) -> Source:
-    source = find(model, gguf_file=gguf_file)
+def _sources(
+    model: str, revision: str | None, gguf_file: str | None, adapter: str | None
+) -> tuple[Source, Source | None]:
+    """Where the model is, and its adapter. A folder with an adapter alone stands for its base with it."""
+    if adapter is None and holds_adapter(model):
+        adapter, model = model, ""
+    tuned = None if adapter is None else find_adapter(adapter)
+    source = find(model or (base_of(tuned) if tuned else ""), gguf_file=gguf_file)
     if source.local and revision is not None:
         raise UsageError(
             f"revision {revision!r}: {source.name!r} is a local folder and has no revisions. Leave "
             "revision out, or give a hub id."
         )
-    return source
-
-
-def _shared_options(source: Source, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
-    cached_only = source.local or hub_unreachable()
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": cached_only}
-    if revision is not None:
-        options["revision"] = revision
-    if source.gguf_file is not None:
-        options["gguf_file"] = source.gguf_file
-    return options
+    return source, tuned
 
 
 def _config(source: Source, shared: dict[str, Any]) -> Any:
-    config = _guarded(source, lambda: AutoConfig.from_pretrained(source.where, **shared))
-    adapter_for(config.model_type)
+    config = read_config(source, shared)
+    refuse_family(config)
     return config
 
 
-def _refuse_invented_weights(source: Source, report: Any) -> None:
-    """transformers fills in random numbers for weights that a checkpoint lacks, and only warns."""
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UsageError(
-            f"model {source.name!r}: its files lack {len(missing)} of the weights that its config asks "
-            f"for, the first is {missing[0]!r}. Give a complete checkpoint of a causal language model."
-        )
-
-
-def _guarded(source: Source, action: Callable[[], _Result]) -> _Result:
-    """Run one call of transformers; whatever it raises becomes an error of ours."""
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # progress is the caller's to show
-    try:
-        return action()
-    except NearlineError:
-        raise
-    except Exception as error:
-        # Only library calls pass here, and their exceptions have no common type. `from None`: the original's
-        # text may quote a request.
-        raise explain(error, source) from None
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
-def _torch_dtype(dtype: str, gguf_file: str | None) -> Any:
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not known. Allowed: {', '.join(DTYPES)}.")
-    if dtype == "auto":
-        return "auto" if gguf_file is None else torch.float32
-    return getattr(torch, dtype)
-
-
-def _place(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"device {device!r} is not known. Allowed: auto, cpu, cuda, cuda:0 …") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentFault(
-            f"device {device!r}: torch sees no CUDA device here. Use device cpu, or install torch for your "
-            "GPU."
-        )
-    return place
+def _quantisation(packing: str | None, net: nn.Module, gguf: Path | None) -> str | None:
+    """How the weights were packed in the checkpoint, and whether they still are."""
+    if gguf is not None:
+        packing = None if (kind := gguf_packing(gguf)) is None else f"gguf {kind}"
+    if packing is None:
+        return None
+    packed = quantisation_of(net.config, net)
+    return packing if packed is not None else f"{packing}, dequantised"
 
 
 def _public_name(origin: str) -> str:
@@ -220,4 +209,6 @@ def _public_name(origin: str) -> str:
     if not origin:
         return ""
     path = Path(origin)
-    return path.resolve().name if path.is_absolute() or path.exists() else origin
+    if HUB_ID.fullmatch(origin) and not path.exists():
+        return origin
+    return PureWindowsPath(path.resolve()).name  # its separators are ours and those of Windows

@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from ..store.durable import check_space
-from ..store.errors import EnvironmentFault
+from ..store.errors import EnvironmentFault, UsageError
 from ..store.layout import BLOCK_BUFFERS, CRC_BYTES, block_bytes, n_objects, store_bytes
 from ..store.plan import Plan
 from .anatomy import Anatomy, unwrapped
-from .buffers import LAYER_SITES, Shape
+from .buffers import Shape, pinned_bytes
+from .lanes import PLACES
 from .nll import rows_per_chunk
+from .residence import runs_on
 
 SMALL_FILES = 31  # at most: 12 growing arrays, 6 whole ones with a chunk each, and 7 files beside them
 SCORES_FORMED = ("eager",)  # attention implementations that hold a score for each pair of positions
@@ -60,23 +62,38 @@ class Needs:
         return self.buffer_bytes + self.packing_bytes + here
 
 
+def working_device(anatomy: Anatomy) -> torch.device:
+    """Where a pass is computed: the first GPU that one of its layers runs on, which need not be the device
+    of the ids; a CPU where there is none."""
+    devices = [anatomy.device, *(runs_on(layer.mlp_first) for layer in anatomy.layers)]
+    found = next((device for device in devices if device.type != "cpu"), anatomy.device)
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"the model is on {found}; a harvest runs on a CPU or on CUDA devices. Move it to one of them, "
+            'for example with model.to("cpu").'
+        )
+    return found
+
+
 def needs_of(anatomy: Anatomy, shape: Shape, plan: Plan) -> Needs:
     """Of a whole harvest by this plan."""
-    n_layers, n_sites = len(shape.layers), len(LAYER_SITES)
-    sizes = (shape.d_model, n_layers, n_sites, shape.itemsize)
+    sizes, n_arrays, device = shape.sizes, len(shape.slots), working_device(anatomy)
+    buffer_bytes = block_bytes(shape.block, *sizes)
+    if device.type != "cpu":
+        buffer_bytes += pinned_bytes(shape)
     chunk_bytes = shape.block * shape.d_model * shape.itemsize + CRC_BYTES
     padded, longest = largest_batch(plan)
     return Needs(
-        device=anatomy.device.type,
+        device=device.type,
         model_bytes=model_bytes(anatomy),
-        batch_bytes=activation_bytes(anatomy, padded, longest),
+        batch_bytes=activation_bytes(anatomy, padded, longest) + copies_bytes(device, shape, padded),
         logits_bytes=logits_bytes(anatomy, padded),
-        buffer_bytes=BLOCK_BUFFERS * block_bytes(shape.block, *sizes),
+        buffer_bytes=BLOCK_BUFFERS * buffer_bytes,
         packing_bytes=chunk_bytes,
         store_bytes=store_bytes(plan.n_tokens, shape.block, *sizes),
-        n_files=n_objects(plan.n_tokens, shape.block, n_layers, n_sites) + SMALL_FILES,
-        n_folders=plan.n_blocks * (n_layers * n_sites + 1),
-        most_entries=max(plan.n_blocks, n_layers),
+        n_files=n_objects(plan.n_tokens, shape.block, *sizes[1:3]) + SMALL_FILES,
+        n_folders=plan.n_blocks * n_arrays,
+        most_entries=max(plan.n_blocks, len(shape.layers)),
         chunk_bytes=chunk_bytes,
     )
 
@@ -120,11 +137,19 @@ def logits_bytes(anatomy: Anatomy, padded: int) -> int:
     return rows * anatomy.vocab_size * (8 if itemsize == 4 else itemsize + 8)
 
 
-def check_needs(needs: Needs, folder: Path, missing_bytes: int) -> None:
+def copies_bytes(device: torch.device, shape: Shape, padded: int) -> int:
+    """Rows on their way from a GPU to the host."""
+    if device.type == "cpu":
+        return 0
+    return PLACES * padded * shape.d_model * shape.itemsize
+
+
+def check_needs(needs: Needs, folder: Path, missing_bytes: int, *, measured: bool = False) -> None:
     """Refuse what cannot fit, before the first forward pass. `missing_bytes` of the store are not written
-    yet, into `folder` (which exists) or one below it."""
+    yet, into `folder` (which exists) or one below it. `measured`: a batch was tried on the device."""
     check_host(needs.buffer_bytes, needs.host_bytes - needs.buffer_bytes)
-    check_device(needs)
+    if not measured:
+        check_device(needs)
     check_space(folder, missing_bytes, ", or lower tokens, layers or the storage dtype")
     check_files(folder, (needs.n_files + needs.n_folders) * missing_bytes // needs.store_bytes)
 
@@ -135,7 +160,7 @@ def check_host(buffer_bytes: int, other_bytes: int) -> None:
         raise EnvironmentFault(
             f"block buffers need {buffer_bytes / 2**20:,.1f} MiB and a batch {other_bytes / 2**20:,.1f} MiB, "
             f"this machine has {available / 2**20:,.1f} MiB available. "
-            "Set a lower memory_limit, a smaller block or batch_tokens, or fewer layers."
+            "Set a lower memory_limit, a smaller block or batch_tokens, or fewer layers or sites."
         )
 
 
@@ -149,12 +174,13 @@ def check_device(needs: Needs) -> None:
         )
 
 
-def free_device_bytes(device: str) -> int | None:
+def free_device_bytes(device: str | torch.device) -> int | None:
     """What torch may still take of a GPU; None on a CPU."""
-    if device != "cuda":
+    if torch.device(device).type != "cuda":
         return None
-    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # torch's own, free to use again
-    return torch.cuda.mem_get_info()[0] + unused
+    # What torch has reserved and not given out is free to use again.
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def check_files(folder: Path, need: int) -> None:

@@ -1,9 +1,9 @@
 """How badly the unmodified model predicted each row's target, exact, without ever holding all logits.
 
-In: final hidden states (what the language model head reads) and one target per row. Out: nats per row, NaN
-exactly where there is no target (-1). The head runs on a few hundred rows at a time with its soft-cap and
-scale, the log-softmax in float32. Cost: one head product; memory: about twice `limit_bytes`, whatever the
-vocabulary.
+In: final hidden states (what the language model head reads) and one target per row, best on the host. Out:
+nats per row, NaN exactly where there is no target (-1). The head runs on a few hundred rows at a time with
+its soft-cap and scale, the log-softmax in float32. Cost: one head product; memory: about twice `limit_bytes`,
+whatever the vocabulary.
 """
 
 import torch
@@ -11,6 +11,7 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from .anatomy import Anatomy, logits
+from .lanes import moved
 
 NO_TARGET = -1
 LIMIT_BYTES = 64 * 2**20
@@ -25,12 +26,13 @@ def token_nll(
 ) -> Float32[Tensor, "row"]:
     """-log p(target) of each row under the model, in nats."""
     nll = torch.full(target.shape, float("nan"), dtype=torch.float32, device=hidden.device)
-    wanted = torch.nonzero(target != NO_TARGET).flatten()
+    # Counting those that have a target waits for them: on the host, where a harvest has them, for nothing.
+    wanted = moved(torch.nonzero(target != NO_TARGET).flatten(), hidden.device)
+    target = moved(target.long(), hidden.device)
     for rows in wanted.split(rows_per_chunk(anatomy.vocab_size, limit_bytes)):
         scores = logits(anatomy, hidden.index_select(0, rows)).float()
-        nll[rows] = torch.nn.functional.cross_entropy(
-            scores, target.index_select(0, rows).long(), reduction="none"
-        )
+        goal = target.index_select(0, rows).to(scores.device)
+        nll[rows] = torch.nn.functional.cross_entropy(scores, goal, reduction="none").to(nll.device)
     return nll
 
 

@@ -6,6 +6,7 @@ formula is tried on a probe and the module's own answer decides. Cost: one forwa
 handful of rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..store.errors import UsageError
+from .peft_state import acting_module
+from .residence import at_hand
 
 NormKind = Literal["layernorm", "rmsnorm", "none"]
 
@@ -22,6 +25,8 @@ NormKind = Literal["layernorm", "rmsnorm", "none"]
 PROBE_TOLERANCE = 2e-2
 PROBE_SEED = 20
 _EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon")
+# Tried in turn where a module keeps its epsilon to itself (OLMo writes it into the formula).
+_EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, *(torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,19 +43,26 @@ NO_NORM = NormParameters("none", None, None, 0.0)
 
 
 def norm_parameters(norm: nn.Module | None) -> NormParameters:
-    """Effective affine of `norm` (1 + w already added where the module does so)."""
+    """Effective affine of `norm` (1 + w already added where the module does so), also of an offloaded one."""
     if norm is None:
         return NO_NORM
+    norm = acting_module(norm)
+    with at_hand(norm):
+        return _parameters(norm)
+
+
+def _parameters(norm: nn.Module) -> NormParameters:
     weight, bias = _vector(norm, "weight"), _vector(norm, "bias")
-    eps = _epsilon(norm)
     candidates = [
         NormParameters(kind, effective, bias, eps)
         for kind in ("layernorm", "rmsnorm")
         for effective in ([None] if weight is None else [weight, 1.0 + weight])
+        for eps in _epsilons(norm)
     ]
     probe = _probe(norm, weight)
     with torch.no_grad():
         wanted = norm.forward(probe).float()
+    probe, wanted = probe.cpu(), wanted.cpu()
     errors = [_relative_error(apply(candidate, probe.float()), wanted) for candidate in candidates]
     best = int(np.argmin(errors))
     if not errors[best] <= PROBE_TOLERANCE:
@@ -60,6 +72,34 @@ def norm_parameters(norm: nn.Module | None) -> NormParameters:
             "own formula."
         )
     return candidates[best]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a known formula gives what `module` gives."""
+    return _holds(module, lambda: norm_parameters(module).kind != "none")
+
+
+def normalises(module: nn.Module) -> bool:
+    """Whether twice the input gives the same output, as with every norm, of known formula or not."""
+
+    def invariant() -> bool:
+        with at_hand(module), torch.no_grad():
+            probe = _probe(module, _vector(module, "weight"))[:4]
+            once, twice = module.forward(probe).float(), module.forward(2 * probe).float()
+        return bool(once.any()) and _relative_error(twice, once) <= PROBE_TOLERANCE
+
+    return _holds(module, invariant)
+
+
+def _holds(module: nn.Module, question: Callable[[], bool]) -> bool:
+    """The answer for a module that could be a norm: one without a matrix among its weights."""
+    if any(weight.ndim > 1 for weight in module.parameters()):
+        return False
+    try:
+        return question()
+    except Exception:
+        # Any module may be asked, and may do anything with a probe that is not meant for it: no norm.
+        return False
 
 
 def apply(norm: NormParameters, residual: Float[Tensor, "*row feature"]) -> Float[Tensor, "*row feature"]:
@@ -106,23 +146,19 @@ def _vector(norm: nn.Module, name: str) -> Float[np.ndarray, "feature"] | None:
     return value.detach().float().cpu().numpy().copy()
 
 
-def _epsilon(norm: nn.Module) -> float:
-    for name in _EPSILON_NAMES:
-        value = getattr(norm, name, None)
-        if value is not None:
-            return float(value)
-    raise UsageError(
-        f"{type(norm).__name__} has no epsilon under {', '.join(_EPSILON_NAMES)}: this norm is not known "
-        "here."
-    )
+def _epsilons(norm: nn.Module) -> tuple[float, ...]:
+    """The module's own, or those to try."""
+    found = (getattr(norm, name, None) for name in _EPSILON_NAMES)
+    return next(((float(value),) for value in found if value is not None), _EPSILONS)
 
 
 def _probe(norm: nn.Module, weight: np.ndarray | None) -> Tensor:
-    """Rows with a mean, at a large and at a small scale, so that centring and epsilon both matter."""
+    """Rows with a mean, at large and small scales, so that centring and epsilon both matter: the last rows'
+    variance is of the order of the epsilons."""
     n_features = _n_features(norm, weight)
     generator = torch.Generator().manual_seed(PROBE_SEED)
-    rows = torch.randn(6, n_features, generator=generator) + 0.7
-    rows = rows * torch.tensor([1.0, 1.0, 4.0, 4.0, 0.05, 0.05])[:, None]
+    rows = torch.randn(8, n_features, generator=generator) + 0.7
+    rows = rows * torch.tensor([1.0, 1.0, 4.0, 4.0, 0.05, 0.05, 2e-3, 5e-4])[:, None]
     like = next(norm.parameters(), None)
     return rows if like is None else rows.to(device=like.device, dtype=like.dtype)
 

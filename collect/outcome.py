@@ -16,6 +16,7 @@ from typing import Any
 
 from ..store.folder import committed_blocks
 from ..store.writer import StoreWriter
+from .loop import Waits
 from .preparing import Prepared
 from .ranks import Ranks
 from .stopping import StopRequest, interrupted
@@ -31,7 +32,9 @@ class Harvested:
     sample: str
     seconds: float
     tokens_per_s: float
-    waited_s: float
+    waited_s: float  # for the disk
+    waited_device_s: float
+    device_idle_share: float | None  # of the run, as a GPU's own events say; None on a CPU
     notes: tuple[str, ...]
     sealed: bool
     n_blocks: int
@@ -49,7 +52,7 @@ class Run:
     ranks: Ranks
     request: StopRequest
     began: datetime
-    waited_s: float = 0.0
+    waits: Waits = field(default_factory=Waits)
     seconds: float = 0.0
     blocks: list[int] = field(init=False)
     _before: frozenset[int] = field(init=False)
@@ -85,12 +88,21 @@ class Run:
             "setup_s": round((self._ready - self.began).total_seconds(), 3),
             "seconds": round(self.seconds, 3),
             "tokens_per_s": round(n_rows / self.seconds, 1),
-            "waited_s": round(self.waited_s, 3),
-            "waited_share": round(self.waited_s / self.seconds, 4),
+            "waited_s": round(self.waits.disk_s, 3),
+            "waited_share": round(self.waits.disk_s / self.seconds, 4),
+            "waited_device_s": round(self.waits.device_s, 3),
+            **({} if self.idle_share is None else {"device_idle_share": round(self.idle_share, 4)}),
             "uncompressed_bytes": n_bytes,
             "mib_per_s": round(n_bytes / 2**20 / self.seconds, 1),
         }
         self.writer.write_run(facts)
+
+    @property
+    def idle_share(self) -> float | None:
+        """The part of the run in which a GPU had no work."""
+        if self.waits.busy_s is None or not self.seconds:
+            return None
+        return max(0.0, 1 - self.waits.busy_s / self.seconds)
 
     def finish(self, sample: str, notes: Sequence[str]) -> Harvested:
         """Seal if every block is committed; the last note says how the run ended, if that is worth saying."""
@@ -109,7 +121,9 @@ class Run:
             sample=sample,
             seconds=self.seconds,
             tokens_per_s=n_collected / self.seconds if n_collected else 0.0,
-            waited_s=self.waited_s,
+            waited_s=self.waits.disk_s,
+            waited_device_s=self.waits.device_s,
+            device_idle_share=self.idle_share,
             notes=(*notes, *([outcome] if outcome else [])),
             sealed=sealed,
             n_blocks=plan.n_blocks,

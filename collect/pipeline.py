@@ -45,6 +45,11 @@ class Pipeline(Generic[Buffer, Job]):
             raise RuntimeError("the writer stopped without an error")
         return buffer
 
+    @property
+    def has_free(self) -> bool:
+        """Whether `borrow` would not wait."""
+        return not self._free.empty()
+
     def submit(self, buffer: Buffer, job: Job) -> None:
         """Hand a full buffer over; it must not be touched until it is borrowed again."""
         self.check()

@@ -5,25 +5,25 @@ document the rows stored and the tokens dropped. Pure numpy and hashing, determi
 seed give the same plan on every machine. Cost: one pass over the windows, a few microseconds each.
 
 The rules: a document is cut into windows of at most `sequence_length` rows, BOS included where the policy
-adds it; a window with fewer than `min_length` rows (a tail) is dropped. A block takes windows of one split,
-in seeded order, until it is exactly full; the last one is cut there, and its remainder opens that split's
-next block as a new sequence (or is dropped, if it became too short). So only a cut's first half can have
-fewer than `min_length` rows. The first split that runs out when its turn comes ends the store: going on
-without it would leave the rest of the store without that split.
+adds it; a window with fewer than `min_length` rows (a tail) is dropped, and so are those that `keep` leaves
+out. A block takes windows of one split, in seeded order, until it is exactly full; the last one is cut there,
+and its remainder opens that split's next block as a new sequence (or is dropped, if it became too short). So
+only a cut's first half can have fewer than `min_length` rows. The first split that runs out when its turn
+comes ends the store: going on without it would leave the rest of the store without that split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import blake3
 import numpy as np
 from jaxtyping import Int, UInt8
 
 from ..store.errors import UsageError
 from ..store.plan import PATTERN, SPLITS, Plan
-from .windows import Cutting, Supply, Window, batches
+from .windows import Cutting, Supply, Window, batches, hash64
 
 FRACTIONS = (0.4, 0.2, 0.4)
+NOWHERE: Mapping[int, Collection[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def assign_splits(
         smallest[group] = min(key, smallest.get(group, key))
     bounds = np.cumsum(fractions)[:-1]
     split_of = {
-        group: int(np.searchsorted(bounds, _hash64("split", seed, key) / 2**64, side="right"))
+        group: int(np.searchsorted(bounds, hash64("split", seed, key) / 2**64, side="right"))
         for group, key in smallest.items()
     }
     splits = np.array([split_of[group] for group in groups.tolist()], np.uint8)
@@ -66,16 +66,24 @@ def assign_splits(
 
 
 def reachable_tokens(
-    lengths: Int[np.ndarray, "document"], splits: UInt8[np.ndarray, "document"], cutting: Cutting, tokens: int
+    lengths: Int[np.ndarray, "document"],
+    splits: UInt8[np.ndarray, "document"],
+    cutting: Cutting,
+    tokens: int,
+    keys: Sequence[str] = (),
 ) -> int:
     """About how many rows a plan can reach, `tokens` at most: the split that runs out first decides.
-    Cuts at block ends may drop a few rows more."""
+    Cuts at block ends may drop a few rows more. Where a share is kept, `keys` say which windows."""
+    share = np.array([PATTERN.count(name) / len(PATTERN) for name in SPLITS])
+    if cutting.keep is not None:
+        members = [np.flatnonzero(splits == code) for code in range(len(SPLITS))]
+        supply = np.array([Supply(member, lengths, cutting, keys).rows for member in members])
+        return min(tokens, int((supply / share).min()))
     full, tail = np.divmod(np.asarray(lengths, np.int64), cutting.payload)
     tail_rows = np.where(tail > 0, tail + cutting.bos_rows, 0)
     tail_rows[tail_rows < cutting.min_length] = 0
     rows = full * cutting.sequence_length + tail_rows
     supply = np.bincount(splits, weights=rows, minlength=len(SPLITS))
-    share = np.array([PATTERN.count(name) / len(PATTERN) for name in SPLITS])
     return min(tokens, int((supply / share).min()))
 
 
@@ -88,10 +96,15 @@ def build_plan(
     block: int,
     cutting: Cutting,
     fractions: Sequence[float] = FRACTIONS,
+    bos_places: Mapping[int, Collection[int]] = NOWHERE,
 ) -> Planned:
-    """Cut, order and batch the documents into at most `tokens` rows. `lengths` count tokens without BOS."""
+    """Cut, order and batch the documents into at most `tokens` rows. `lengths` count tokens without BOS, and
+    `bos_places` are where documents hold it all the same: no window opens there."""
     order = seeded_order(keys, cutting.seed)
-    supplies = [Supply(order[splits[order] == code], lengths, cutting) for code in range(len(SPLITS))]
+    supplies = [
+        Supply(order[splits[order] == code], lengths, cutting, keys, bos_places)
+        for code in range(len(SPLITS))
+    ]
     blocks: list[list[Window]] = []
     block_split: list[int] = []
     left, ended_by = tokens, None
@@ -112,17 +125,14 @@ def build_plan(
     plan = _assemble(blocks, block_split, total, block, cutting, tuple(float(share) for share in fractions))
     rows, stored = per_document(plan, len(lengths))
     dropped = np.asarray(lengths, np.int64) - stored
-    return Planned(plan, rows.astype(np.int32), dropped.astype(np.int32), _shortage(total, tokens, ended_by))
+    note = _shortage(total, tokens, ended_by, cutting)
+    return Planned(plan, rows.astype(np.int32), dropped.astype(np.int32), note)
 
 
 def seeded_order(keys: Sequence[str], seed: int) -> Int[np.ndarray, "document"]:
     """Documents in the order of a hash of seed and content; numpy promises no shuffle across versions."""
-    hashes = np.array([_hash64("order", seed, key) for key in keys], np.uint64)
+    hashes = np.array([hash64("order", seed, key) for key in keys], np.uint64)
     return np.argsort(hashes, kind="stable")
-
-
-def _hash64(purpose: str, seed: int, key: str) -> int:
-    return int.from_bytes(blake3.blake3(f"{purpose}\0{seed}\0{key}".encode()).digest()[:8], "big")
 
 
 def _assemble(
@@ -182,7 +192,7 @@ def _require_all_splits(
         raise UsageError(
             f"too few tokens: the {ended_by} split ran out after {total:,} rows, before the store had a "
             f"block of each split (block={block:,}, windows under min_length={cutting.min_length} rows are "
-            "dropped). Give a larger corpus or a smaller block."
+            f"dropped{_kept(cutting)}). Give a larger corpus or a smaller block."
         )
     raise UsageError(
         f"too few tokens: {total:,} rows in blocks of {block:,} leave no block for {' and '.join(missing)}; "
@@ -190,10 +200,14 @@ def _require_all_splits(
     )
 
 
-def _shortage(total: int, tokens: int, ended_by: str | None) -> str | None:
+def _shortage(total: int, tokens: int, ended_by: str | None, cutting: Cutting) -> str | None:
     if total == tokens:
         return None
     return (
-        f"the corpus holds only {total:,} usable tokens (its {ended_by} split is used up): "
+        f"the corpus holds only {total:,} usable tokens (its {ended_by} split is used up{_kept(cutting)}): "
         f"tokens lowered from {tokens:,}"
     )
+
+
+def _kept(cutting: Cutting) -> str:
+    return "" if cutting.keep is None else f", keep={cutting.keep} leaves out the other windows"

@@ -5,6 +5,7 @@ stands in the way, in one sentence. Cost: tokenising and near-duplicate search; 
 written.
 """
 
+import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from ..store.errors import UsageError
 from ..store.folder import committed_blocks
 from ..store.layout import BLOCK_BUFFERS, CHUNK_LIMIT_BYTES, block_bytes, choose_block
 from .anatomy import Anatomy
-from .buffers import LAYER_SITES, Shape
+from .buffers import Shape
 from .corpora import Corpus
-from .needs import Needs, check_needs, needs_of
+from .few_groups import few_groups_note
+from .needs import Needs, check_needs, needs_of, working_device
 from .planning import Planned, assign_splits, build_plan, reachable_tokens
 from .settings import HarvestSettings
 from .tokenise import TokenisedCorpus
@@ -50,6 +52,12 @@ class Prepared:
         return needs_of(self.anatomy, self.shape, self.planned.plan)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth saying about the rows before they are collected."""
+        few = few_groups_note(self.planned.plan, self.groups, self.splits)
+        return tuple(note for note in (self.planned.note, few) if note)
+
+    @property
     def store_bytes(self) -> int:
         """Bytes of all chunks, before any compressor."""
         return self.needs.store_bytes
@@ -61,23 +69,44 @@ class Prepared:
 
 
 def prepare(
-    anatomy: Anatomy, corpus: Corpus, tokens: TokenisedCorpus, settings: HarvestSettings, path: Path
+    anatomy: Anatomy,
+    corpus: Corpus,
+    tokens: TokenisedCorpus,
+    settings: HarvestSettings,
+    path: Path,
+    *,
+    measured: bool = False,
 ) -> Prepared:
-    """Resolve, plan and check."""
-    layers = settings.resolve_layers(anatomy.n_layers)
+    """Resolve, plan and check. `measured`: a batch was tried on the device, so no estimate has to do."""
+    row = row_shape(anatomy, settings)
     cutting = cutting_of(anatomy, tokens, settings)
-    storage_dtype = settings.storage_dtype or STORAGE_OF_COMPUTE.get(anatomy.dtype, "float32")
     hashes = tuple(document.content_hash for document in corpus.documents)
     groups = corpus.groups()
     splits = assign_splits(groups, hashes, seed=settings.seed)
     lengths = np.array([len(ids) for ids in tokens.ids], np.int64)
-    reachable = reachable_tokens(lengths, splits, cutting, settings.tokens)
-    block = _block(reachable, Shape(tuple(layers), anatomy.d_model, 1, storage_dtype), settings)
-    planned = build_plan(lengths, splits, hashes, tokens=settings.tokens, block=block, cutting=cutting)
-    shape = Shape(tuple(layers), anatomy.d_model, block, storage_dtype)
+    reachable = reachable_tokens(lengths, splits, cutting, settings.tokens, hashes)
+    block = _block(reachable, row, settings)
+    planned = build_plan(
+        lengths,
+        splits,
+        hashes,
+        tokens=settings.tokens,
+        block=block,
+        cutting=cutting,
+        bos_places=tokens.bos_places,
+    )
+    shape = dataclasses.replace(row, block=block)
     prepared = Prepared(anatomy, corpus, tokens, hashes, groups, splits, planned, shape)
-    check_needs(prepared.needs, path, prepared.missing_bytes(committed_blocks(path)))
+    missing_bytes = prepared.missing_bytes(committed_blocks(path))
+    check_needs(prepared.needs, path, missing_bytes, measured=measured)
     return prepared
+
+
+def row_shape(anatomy: Anatomy, settings: HarvestSettings) -> Shape:
+    """A block buffer of one row."""
+    layers = settings.resolve_layers(anatomy.n_layers)
+    storage_dtype = settings.storage_dtype or STORAGE_OF_COMPUTE.get(anatomy.dtype, "float32")
+    return Shape(tuple(layers), anatomy.d_model, 1, storage_dtype, settings.chosen_sites)
 
 
 def cutting_of(anatomy: Anatomy, tokens: TokenisedCorpus, settings: HarvestSettings) -> Cutting:
@@ -88,20 +117,21 @@ def cutting_of(anatomy: Anatomy, tokens: TokenisedCorpus, settings: HarvestSetti
         raise UsageError(
             f"sequence_length={length}: this model takes at most {most} positions. Use {most} or less."
         )
-    per_batch = settings.batch_tokens or max(length, DEFAULT_BATCH_TOKENS.get(anatomy.device.type, 4096))
+    per_batch = settings.batch_tokens or max(length, DEFAULT_BATCH_TOKENS[working_device(anatomy).type])
     return Cutting(
         sequence_length=length,
         min_length=settings.min_length,
         batch_tokens=per_batch,
         seed=settings.seed,
         bos_id=tokens.bos_id,
+        keep=settings.kept_share,
     )
 
 
 def _block(n_tokens: int, row: Shape, settings: HarvestSettings) -> int:
     # A fixed limit: a block that followed the memory free at the moment would give other bytes each time.
     limit = settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES
-    sizes = (row.d_model, len(row.layers), len(LAYER_SITES), row.itemsize)
+    sizes = row.sizes
     if settings.block is None:
         # A block below the shortest window would be one cut after another.
         return max(choose_block(max(n_tokens, 1), *sizes, limit), settings.min_length)

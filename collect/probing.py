@@ -19,13 +19,15 @@ from blake3 import blake3
 from ..store import durable
 from ..store.metadata import ArraySpec, encode_chunk
 from ..store.progress import Progress
-from .buffers import SITES, Recorder, ValueRefused, make_buffers
+from .batch_budget import device_full, is_full
+from .buffers import make_buffers
 from .capture import Capture
-from .loop import (
-    _explained,  # pyright: ignore[reportPrivateUsage]
-    harvest_batch,
-)
+from .flight import Flight, OpenBlock
+from .loop import recorder_of
+from .needs import working_device
 from .preparing import Prepared
+from .recorder import Filling
+from .refused_values import ValueRefused
 from .rows import Batch, block_batches, block_columns
 
 PROBE_S = 6.0
@@ -36,26 +38,41 @@ MOST_CHUNKS = 64
 
 def model_speed(prepared: Prepared, *, mask_nonfinite: bool, progress: Progress) -> float:
     """Padded tokens a second, over batches from the longest to the shortest of the first block."""
-    recorder = Recorder(prepared.shape, prepared.anatomy.device, mask_nonfinite)
-    recorder.start_block(make_buffers(prepared.shape, prepared.anatomy.device, count=1)[0])
-    columns = block_columns(prepared.planned.plan, 0, prepared.tokens.ids, prepared.tokens.special_ids)
-    columns["nll"] = np.full(len(columns["token_id"]), np.nan, np.float32)
-    chosen = _spread(list(block_batches(prepared.planned.plan, 0, columns["token_id"])))
-    tokens, seconds = 0, 0.0
-    with Capture(prepared.anatomy, recorder, sites=SITES, layers=prepared.shape.layers) as capture:
-        for number, batch in enumerate([chosen[0], *chosen]):  # the first one warms up
-            started = time.perf_counter()
-            try:
-                harvest_batch(prepared, recorder, capture, batch, columns)
-            except ValueRefused as refused:
-                raise _explained(refused, prepared, [0, 0], 0) from None
-            took = time.perf_counter() - started
-            progress("probe", number + 1, len(chosen) + 1, "batches")
-            if number or took > PROBE_S:
-                tokens, seconds = tokens + batch.ids.size, seconds + took
+    plan, net = prepared.planned.plan, prepared.anatomy
+    recorder = recorder_of(prepared, mask_nonfinite=mask_nonfinite)
+    filling = Filling(make_buffers(prepared.shape, working_device(net), count=1)[0], prepared.shape)
+    columns = block_columns(plan, 0, prepared.tokens.ids, prepared.tokens.special_ids)
+    block = OpenBlock(0, 0.0, columns, filling)
+    chosen = _spread(list(block_batches(plan, 0, columns["token_id"])))
+    try:
+        with Capture(net, recorder, sites=prepared.shape.sites, layers=prepared.shape.layers) as capture:
+            flight = Flight(net, recorder, capture, lambda _: None)
+            tokens, seconds = _timed(flight, block, chosen[:1], progress, (0, len(chosen) + 1))
             if seconds > PROBE_S:
-                break
+                return tokens / seconds
+            tokens, seconds = _timed(flight, block, chosen, progress, (1, len(chosen) + 1))  # warm by now
+    except ValueRefused as refused:
+        raise refused.explained(prepared, 0) from None
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        raise device_full(error, plan, 0) from None
     return tokens / seconds
+
+
+def _timed(
+    flight: Flight, block: OpenBlock, batches: list[Batch], progress: Progress, steps: tuple[int, int]
+) -> tuple[int, float]:
+    """Padded tokens of these batches, or of as many as there is time for, and how long they took."""
+    tokens, started = 0, time.perf_counter()
+    for number, batch in enumerate(batches):
+        flight.launch(block, batch)
+        tokens += batch.ids.size
+        progress("probe", steps[0] + number + 1, steps[1], "batches")
+        if time.perf_counter() - started > PROBE_S:
+            break
+    flight.land()
+    return tokens, time.perf_counter() - started
 
 
 def disk_speed(prepared: Prepared, folder: Path, compressor: str | None) -> float:
@@ -69,7 +86,7 @@ def disk_speed(prepared: Prepared, folder: Path, compressor: str | None) -> floa
         np.dtype(np.uint16 if shape.itemsize == 2 else np.float32),
         0,
     )
-    n_chunks = max(1, min(PROBE_BYTES // spec.chunk_bytes, MOST_CHUNKS, 2 * len(shape.layers) + 1))
+    n_chunks = max(1, min(PROBE_BYTES // spec.chunk_bytes, MOST_CHUNKS, len(shape.slots)))
     noise = np.random.default_rng(0).integers(0, 2**16, spec.chunk_bytes // 2, dtype=np.uint16)
     values = noise.view(spec.dtype).reshape(spec.chunks)
     target = folder / f"probe.{secrets.token_hex(6)}{durable.PARTIAL}"

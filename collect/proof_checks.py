@@ -14,7 +14,7 @@ from torch import Tensor
 from ..store.errors import NotFinite, ProofFailed
 from .agreement import componentwise_error, row_error
 from .anatomy import Anatomy, LayerAnatomy, logits
-from .norm_parameters import NormParameters, apply, terms
+from .norm_parameters import NormParameters, apply, norm_parameters, normalises, terms
 from .proof_passes import Seen
 
 HEAD_ROWS = 16
@@ -28,6 +28,34 @@ def contribution(
     return layer.multiplier * apply(post_norm, mlp_output)
 
 
+def check_parts(anatomy: Anatomy) -> None:
+    """The identities also hold for an MLP that begins or ends with a norm, but then its input or output is
+    not the one that goes by that name."""
+    for layer in anatomy.layers:
+        ends = (
+            ("begins", layer.mlp_first, "mlp_input", "norm"),
+            ("ends", layer.mlp_last, "mlp_output", "post_norm` or `sum_norm"),
+        )
+        for how, module, site, name in ends:
+            if normalises(module):
+                raise ProofFailed(
+                    f"start-up proof, layer {layer.index}: the MLP {how} with {type(module).__name__}, which "
+                    f"is a norm, so that `{site}` would lie on the wrong side of it. Name it as `{name}` in "
+                    "the family's row of nearline/collect/adapters.py (docs/architectures.md)."
+                )
+
+
+def check_width(anatomy: Anatomy, seen: Seen) -> None:
+    """Every site is as wide as the residual stream."""
+    for (site, layer), rows in seen.items():
+        if rows.shape[-1] != anatomy.d_model:
+            raise ProofFailed(
+                f"start-up proof, layer {layer}: {site} has {rows.shape[-1]} features, the residual stream "
+                f"{anatomy.d_model}. The span of the MLP begins or ends inside it: its row in "
+                "nearline/collect/adapters.py names the wrong modules (docs/architectures.md)."
+            )
+
+
 def check_finite(anatomy: Anatomy, seen: Seen) -> None:
     """Nothing is infinite or NaN; a half-precision overflow shows here, before anything is stored."""
     for (site, layer), rows in seen.items():
@@ -38,6 +66,18 @@ def check_finite(anatomy: Anatomy, seen: Seen) -> None:
                 f"start-up proof: {site} layer {layer} holds {n_bad} values that are not finite, in "
                 f"{dtype}. Load the model with dtype bfloat16 or float32; if it is so there too, its "
                 "weights are damaged."
+            )
+
+
+def check_dtype(anatomy: Anatomy, seen: Seen) -> None:
+    """The residual stream is in the dtype by which tolerances and the stored dtype were chosen."""
+    for layer in range(anatomy.n_layers):
+        found = seen["residual", layer].dtype
+        if found != anatomy.dtype:
+            names = [str(dtype).removeprefix("torch.") for dtype in (found, anatomy.dtype)]
+            raise ProofFailed(
+                f"start-up proof, layer {layer}: the residual stream is {names[0]}, the embedding's weights "
+                f"are {names[1]}. Load the model in one dtype, for example dtype={names[0]}."
             )
 
 
@@ -68,21 +108,42 @@ def check_identities(
     worst, without_mlp = 0.0, float("inf")
     for layer, post_norm in zip(anatomy.layers, post_norms, strict=True):
         stream = _stream_before(layer, seen, limit)
-        output = seen["block_output", layer.index].double()
+        whole, output = _sum(layer, seen, limit)
         added = contribution(layer, post_norm, seen["mlp_output", layer.index].float()).double()
         rest = output - sum(stream)
         magnitudes = (*stream, added, output)
         error = componentwise_error(rest - added, *magnitudes)
         also = " + attention output" if layer.parallel else ""
-        names = (f"block output - (residual{also})", rest), ("contribution", added)
-        identity = f"residual{also} + contribution = block output"
+        names = (f"{whole} - (residual{also})", rest), ("contribution", added)
+        identity = f"residual{also} + contribution = {whole}"
         worst = max(worst, _require(layer.index, identity, error, limit, *names))
         without_mlp = min(without_mlp, float(componentwise_error(rest, *magnitudes).max()))
     return worst, without_mlp
 
 
-def check_batch(batch: Seen, alone: Sequence[Seen], limit: float) -> float:
-    """A sequence gives the same rows alone and in a padded batch (root mean square over its rows)."""
+def check_positions(
+    entered: Float[Tensor, "position feature"], table: Float[Tensor, "position feature"], limit: float
+) -> float:
+    """What one token is at another position differs by the table's rows, and by nothing else."""
+    differs, rows = (tensor.double() - tensor[0].double() for tensor in (entered, table))
+    error = componentwise_error(differs - rows, entered, entered[:1].expand_as(entered), table)
+    names = ("embedding - that at position 0", differs), ("position's row - row 0", rows)
+    return _require(0, "a position adds its row of the table", error, limit, *names)
+
+
+def check_no_positions(entered: Float[Tensor, "position feature"], limit: float) -> None:
+    """Where no table is named, a token enters block 0 the same at every position."""
+    first = entered[:1].expand_as(entered)
+    error = componentwise_error(entered.double() - first.double(), entered, first)
+    names = ("embedding", entered), ("embedding at position 0", first)
+    _require(
+        0, "a token enters alike at every position, where no table of them is named", error, limit, *names
+    )
+
+
+def check_batch(batch: Seen, alone: Sequence[Seen], limit: float, typical: bool = False) -> float:
+    """A sequence gives the same rows alone and in a padded batch: by the root mean square over its rows, or,
+    where single rows may go other ways, by its typical row."""
     worst = 0.0
     for (site, layer), rows in batch.items():
         start = 0
@@ -90,22 +151,29 @@ def check_batch(batch: Seen, alone: Sequence[Seen], limit: float) -> float:
             single = one[site, layer]
             together = rows[start : start + len(single)]
             start += len(single)
-            error = row_error(together, single).square().mean().sqrt()[None]
+            rows_off = row_error(together, single)
+            error = rows_off.median()[None] if typical else rows_off.square().mean().sqrt()[None]
             names = ("in the batch", together.flatten()[None]), ("alone", single.flatten()[None])
             identity = f"{site} of sequence {number} in a padded batch = {site} of the sequence alone"
             worst = max(worst, _require(layer, identity, error, limit, *names))
     return worst
 
 
-def check_isolation(before: Seen, after: Seen, untouched: Sequence[int], limit: float) -> float:
-    """Rows that a change of document 1 must not reach have stayed."""
-    rows = torch.as_tensor(untouched)
+def check_isolation(
+    before: Seen, after: Seen, untouched: Sequence[slice], limit: float, typical: bool = False
+) -> float:
+    """Parts that a change of document 1 must not reach have stayed: every row, or each part's typical one."""
     worst = 0.0
     for (site, layer), found in after.items():
-        now, then = found[rows], before[site, layer][rows]
-        names = ("after the change", now), ("before", then)
         identity = f"{site} of other documents and of earlier rows stays when the end of document 1 changes"
-        worst = max(worst, _require(layer, identity, row_error(now, then), limit, *names))
+        for rows in untouched:
+            now, then = found[rows], before[site, layer][rows]
+            names = ("after the change", now), ("before", then)
+            error = row_error(now, then)
+            if typical:
+                error = error.median()[None]
+                names = ("after the change", now.flatten()[None]), ("before", then.flatten()[None])
+            worst = max(worst, _require(layer, identity, error, limit, *names))
     return worst
 
 
@@ -138,6 +206,20 @@ def _stream_before(layer: LayerAnatomy, seen: Seen, limit: float) -> tuple[Tenso
     names = ("residual", residual), ("block input", entered)
     _require(layer.index, "residual = block input (parallel block)", error, limit, *names)
     return residual, seen["attention_output", layer.index].double()
+
+
+def _sum(layer: LayerAnatomy, seen: Seen, limit: float) -> tuple[str, Tensor]:
+    """Name and value of residual + contribution: the block's output, or what its last norm made that of."""
+    output = seen["block_output", layer.index]
+    if layer.sum_norm is None:
+        return "block output", output.double()
+    entered = seen["block_sum", layer.index]
+    norm = norm_parameters(layer.sum_norm)
+    normed = apply(norm, entered.float())
+    error = componentwise_error(normed - output.float(), output, terms(norm, entered.float()))
+    names = ("norm of the sum", normed), ("block output", output)
+    _require(layer.index, "norm(residual + contribution) = block output", error, limit, *names)
+    return "sum in front of the last norm", entered.double()
 
 
 def _require(

@@ -6,13 +6,15 @@ layer.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .anatomy import Anatomy
-from .capture import Capture, Sink, first_tensor
+from .capture import Capture, Sink
+from .forward import accepted, last_hidden
 
 Seen = dict[tuple[str, int], Tensor]
 
@@ -22,11 +24,12 @@ def padded_pass(anatomy: Anatomy, ids: Sequence[Int[Tensor, "_"]], sites: Sequen
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
     padded = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True)
     positions = torch.arange(padded.shape[1]).expand_as(padded)
-    inputs = {"input_ids": padded, "attention_mask": mask, "position_ids": positions}
+    names = ("input_ids", "attention_mask", "position_ids")
+    there = [value.to(anatomy.device) for value in (padded, mask, positions)]
+    inputs: dict[str, Tensor | None] = dict(zip(names, there, strict=True))
     seen: Seen = {}
     with Capture(anatomy, _keeper(seen, mask.bool()), sites=sites) as capture:
-        there = {name: value.to(anatomy.device) for name, value in inputs.items()}
-        anatomy.backbone(**there, use_cache=False)
+        anatomy.backbone(**accepted(anatomy.backbone, inputs))
         capture.check_counts()
     return seen
 
@@ -38,14 +41,33 @@ def plain_pass(
     seen: Seen = {}
     hidden: list[Tensor] = []
     everywhere = torch.ones(1, len(ids), dtype=torch.bool)
-    handle = anatomy.backbone.register_forward_hook(lambda _, args, out: hidden.append(_last_hidden(out)))
+    handle = anatomy.backbone.register_forward_hook(lambda _, args, out: hidden.append(last_hidden(out)))
     try:
         with Capture(anatomy, _keeper(seen, everywhere), sites=sites) as capture:
-            output = anatomy.model(input_ids=ids[None].to(anatomy.device), use_cache=False)
+            inputs: dict[str, Tensor | None] = {"input_ids": ids[None].to(anatomy.device)}
+            output = anatomy.model(**accepted(anatomy.model, inputs))
             capture.check_counts()
     finally:
         handle.remove()
     return seen, hidden[0][0], output.logits[0]
+
+
+def embedding_pass(anatomy: Anatomy, ids: Int[Tensor, "position"]) -> Float[Tensor, "position feature"]:
+    """What enters block 0 for one sequence; the pass ends there."""
+    seen: list[Tensor] = []
+
+    def stop(site: str, layer: int, tensor: Tensor) -> None:
+        seen.append(tensor[0].detach().cpu().clone())
+        raise _Enough
+
+    inputs: dict[str, Tensor | None] = {"input_ids": ids[None].to(anatomy.device)}
+    with Capture(anatomy, stop, sites=["embedding"], layers=[]), suppress(_Enough):
+        anatomy.backbone(**accepted(anatomy.backbone, inputs))
+    return seen[0]
+
+
+class _Enough(Exception):
+    """Ends a forward pass."""
 
 
 def _keeper(seen: Seen, mask: Bool[Tensor, "sequence position"]) -> Sink:
@@ -54,8 +76,3 @@ def _keeper(seen: Seen, mask: Bool[Tensor, "sequence position"]) -> Sink:
         seen[site, layer] = tensor.detach().cpu()[mask]
 
     return keep
-
-
-def _last_hidden(output: object) -> Tensor:
-    found = getattr(output, "last_hidden_state", None)
-    return found if isinstance(found, Tensor) else first_tensor(output)

@@ -186,7 +186,8 @@ def _mend(folder: Path, anchor: Anchor, damage: Damage, twin: Twin, mended: Mend
         if anchor.digest is None:
             raise DamageError(f"{folder}: {SEALED} and block {block} are damaged; restore it from a copy")
         record = None if block in damage.records else record_of(folder, block, new)
-        mended.errors[block] = require_alike(folder, block, record, damage.chunks.get(block, set()), new)
+        bad = damage.chunks.get(block, set())
+        mended.errors[block] = require_alike(folder, block, record, bad, new, twin.routes_from)
     durable.write_files(((folder / name, (content,)) for name, content in files.items() if content), folder)
     for names in same.values():  # chunk objects, then their record
         durable.write_files(((folder / name, ((twin.path / name).read_bytes(),)) for name in names), folder)

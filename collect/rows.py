@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
+from ..store.errors import NearlineError
 from ..store.plan import Plan
 
 
@@ -67,5 +68,7 @@ def _sequence(plan: Plan, sequence: int, ids: Int32[np.ndarray, "_"]) -> tuple[n
     stop = start + length - bos
     head = np.array([plan.bos_id] if bos else [], np.int32)
     token = np.concatenate([head, ids[start:stop]]).astype(np.int32)
+    if bos and length > 1 and token[1] == plan.bos_id:
+        raise NearlineError(f"sequence {sequence} of the plan would open with two BOS tokens; this is a bug.")
     target = ids[start + 1 - bos : stop + 1].astype(np.int32)
     return token, np.concatenate([target, np.full(length - len(target), -1, np.int32)])

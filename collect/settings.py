@@ -7,13 +7,17 @@ and resolved by the harvest, so that a settings file stays valid for another mod
 """
 
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from ..store.errors import UsageError
+from ..store.parsing import INT32_MAX
 from ..store.settings import parse_bytes, parse_layers, parse_settings
+from .max_memory import parse_max_memory
+from .site_names import DEFAULT_SITES, parse_sites
 from .stopping import parse_duration
 
 Count = Annotated[int, Field(ge=1)]
@@ -28,7 +32,8 @@ class HarvestSettings(pydantic.BaseModel):
     corpus: str = Field(
         default="docs:python",
         description="docs:python, docs:scientific, docs:stdlib, text:PATH, jsonl:PATH[:FIELD], "
-        "parquet:PATH[:COLUMN], hf:NAME[:CONFIG[:SPLIT[:COLUMN]]] or ids:PATH.",
+        "parquet:PATH[:COLUMN], hf:NAME[:CONFIG[:SPLIT[:COLUMN]]] or ids:PATH (.npy; "
+        "one dimension is a stream, two are one document a row).",
     )
     tokens: Count = Field(
         default=100_000, description="Token rows to store; a shorter corpus lowers it and says so."
@@ -36,7 +41,8 @@ class HarvestSettings(pydantic.BaseModel):
     layers: str | None = Field(default=None, description="Layers to store, such as 0-5,8; default: all.")
     sites: str | None = Field(
         default=None,
-        description="Sites to store: embedding, residual, mlp_output, mlp_input; default: the first three.",
+        description="Sites to store: embedding, residual, mlp_output, mlp_input, or all; default: the first "
+        "three.",
     )
     max_documents: Count | None = Field(
         default=None, description="Read only so many documents of the corpus; default: all."
@@ -48,7 +54,7 @@ class HarvestSettings(pydantic.BaseModel):
         default=None, description="File with the keys of documents to leave out, one a line."
     )
     keep: str | None = Field(
-        default=None, description="Keep a seeded share of the sequences, such as 1/8; default: all."
+        default=None, description="Keep a seeded share of the sequences, such as 1/8 or 12.5%; default: all."
     )
     join: Literal["auto", "never", "wikitext"] = Field(
         default="auto",
@@ -151,6 +157,57 @@ class HarvestSettings(pydantic.BaseModel):
             parse_layers(value)
         return value
 
+    @pydantic.field_validator("sites", mode="before")
+    @classmethod
+    def _sites_as_text(cls, value: object) -> object:
+        if isinstance(value, str) or (
+            isinstance(value, Iterable) and all(isinstance(one, str) for one in value)
+        ):
+            return ",".join(parse_sites(value))
+        return value
+
+    @pydantic.field_validator("device_map")
+    @classmethod
+    def _device_map_has_no_device(cls, value: str | None, info: pydantic.ValidationInfo) -> str | None:
+        device = info.data.get("device", "auto")
+        if value is not None and device != "auto":
+            raise UsageError(
+                f"device_map={value} chooses the devices itself: leave out device={device}, or device_map; "
+                "max_memory limits what each device takes"
+            )
+        return value
+
+    @pydantic.field_validator("max_memory", "offload_folder")
+    @classmethod
+    def _only_with_device_map(cls, value: str | None, info: pydantic.ValidationInfo) -> str | None:
+        if value is not None and info.field_name == "max_memory":
+            parse_max_memory(value)
+        if value is not None and info.data.get("device_map") is None:
+            raise UsageError(
+                f"{info.field_name}={value} says how to spread a model: "
+                "set device_map=auto too (--device-map auto)"
+            )
+        return value
+
+    @pydantic.field_validator("keep", mode="before")
+    @classmethod
+    def _keep_as_fraction(cls, value: object) -> object:
+        if value is None or isinstance(value, bool):
+            return value
+        share = parse_share(str(value))
+        return None if share == 1 else str(share)
+
+    @pydantic.field_validator("exclude_tokens", mode="before")
+    @classmethod
+    def _exclude_tokens_as_text(cls, value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = [value]
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            value = ",".join(str(token) for token in value)
+        if isinstance(value, str):
+            return ",".join(map(str, parse_ids(value))) or None
+        return value
+
     @pydantic.field_validator("memory_limit")
     @classmethod
     def _memory_limit_is_a_size(cls, value: str | None) -> str | None:
@@ -171,9 +228,29 @@ class HarvestSettings(pydantic.BaseModel):
         return None if self.max_time is None else parse_duration(self.max_time)
 
     @property
+    def kept_share(self) -> Fraction | None:
+        """The share of the sequences to keep; None: all."""
+        return None if self.keep is None else Fraction(self.keep)
+
+    @property
+    def excluded_ids(self) -> tuple[int, ...]:
+        """The token ids that count as special beside the tokenizer's own."""
+        return () if self.exclude_tokens is None else parse_ids(self.exclude_tokens)
+
+    @property
     def memory_limit_bytes(self) -> int | None:
         """The limit as a number; None where the harvest shall take 4 GiB."""
         return None if self.memory_limit is None else parse_bytes(self.memory_limit)
+
+    @property
+    def chosen_sites(self) -> tuple[str, ...]:
+        """The sites to store, in the order in which a store lists them."""
+        return DEFAULT_SITES if self.sites is None else parse_sites(self.sites)
+
+    @property
+    def max_memory_bytes(self) -> dict[int | str, int] | None:
+        """The most that each device takes, by its number or "cpu"."""
+        return None if self.max_memory is None else parse_max_memory(self.max_memory)
 
     def resolve_layers(self, n_layers: int) -> list[int]:
         """The layers to store of a model that has `n_layers`."""
@@ -186,6 +263,31 @@ class HarvestSettings(pydantic.BaseModel):
                 "`nearline sites MODEL` lists what it offers."
             )
         return chosen
+
+
+def parse_share(text: str) -> Fraction:
+    """`"1/8"`, `"0.125"` or `"12.5%"` as a fraction."""
+    number = text.strip()
+    try:
+        share = Fraction(number.removesuffix("%").rstrip()) / (100 if number.endswith("%") else 1)
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(0)
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"keep={text!r} is no share; write a number above 0 and at most 1, such as 1/8 or 12.5%"
+        )
+    return share
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """`"11,50256"` as token ids: sorted, each once."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = next((part for part in parts if not part.isdecimal() or int(part) > INT32_MAX), None)
+    if wrong is not None:
+        raise UsageError(
+            f"exclude_tokens={text!r}: {wrong!r} is no token id; write numbers, such as 11,50256"
+        )
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def parse(data: Mapping[str, Any]) -> HarvestSettings:

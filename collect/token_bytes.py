@@ -1,9 +1,13 @@
 """The bytes that token ids stand for, so that reports can show tokens in context without a tokenizer.
 
 In: a tokenizer and ids. Out: bytes per id, such that the bytes of consecutive tokens join to their text.
-Three spellings cover the tokenizers of decoders: byte-level BPE (each byte is a printable letter),
-sentencepiece (▁ is a space, <0xNN> a byte), and plain strings. Which one applies is read from the
-tokenizer's decoder, because ▁ and Ġ are also ordinary letters. Cost: a dictionary look-up per character.
+Four spellings cover the tokenizers of decoders: byte-level BPE (each byte is a printable letter),
+sentencepiece (▁ is a space, <0xNN> a byte), bytes as Latin-1 letters (ByT5), and plain strings. Which one
+applies is read from the tokenizer's decoder, because ▁ and Ġ are also ordinary letters.
+The text that comes back is the one that the model saw: with the space that many sentencepiece tokenizers put
+in front, lower-cased or composed where the tokenizer does so, `<unk>` where it knows no better. Word pieces
+and whole words come back without the spaces between words, which their ids do not hold.
+Cost: a dictionary look-up per character.
 """
 
 import json
@@ -25,19 +29,29 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
         if token is not None:  # added tokens are matched in the text itself, so they are spelled as they are
             result.append(token.encode())
         else:
-            # An id without a token (a padded vocabulary) gives None, whatever the annotation says.
-            found: object = tokenizer.convert_ids_to_tokens(int(index))
-            result.append(SPELLINGS[spell](found) if isinstance(found, str) else b"")
+            found = token_of(tokenizer, int(index))
+            result.append(b"" if found is None else SPELLINGS[spell](found))
     return result
 
 
+def token_of(tokenizer: PreTrainedTokenizerBase, index: int) -> str | None:
+    """How the vocabulary spells an id; None for one without a token (a padded vocabulary)."""
+    try:
+        found: object = tokenizer.convert_ids_to_tokens(index)
+    except IndexError:
+        return None
+    return found if isinstance(found, str) else None
+
+
 def spelling(tokenizer: PreTrainedTokenizerBase) -> str:
-    """`byte_level`, `sentencepiece` or `plain`."""
+    """`byte_level`, `sentencepiece`, `latin_1` or `plain`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # slow tokenizers say it by what they offer
         if hasattr(tokenizer, "byte_decoder"):
             return "byte_level"
-        return "sentencepiece" if hasattr(tokenizer, "sp_model") else "plain"
+        if hasattr(tokenizer, "sp_model"):
+            return "sentencepiece"
+        return "latin_1" if tokenizer.tokenize("é") == ["Ã", "©"] else "plain"
     whole = json.dumps(json.loads(backend.to_str())["decoder"], ensure_ascii=False)
     if '"ByteLevel"' in whole:
         return "byte_level"
@@ -71,4 +85,9 @@ def plain(token: str) -> bytes:
     return token.removeprefix("##").encode()
 
 
-SPELLINGS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "plain": plain}
+def latin_1(token: str) -> bytes:
+    """Letters up to U+00FF are bytes."""
+    return b"".join(bytes([ord(letter)]) if ord(letter) < 0x100 else letter.encode() for letter in token)
+
+
+SPELLINGS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "latin_1": latin_1, "plain": plain}

@@ -24,32 +24,35 @@ from ..store.plan import Plan
 from ..store.progress import Progress
 from . import corpora, models
 from .anatomy import anatomy
-from .corpora import Corpus
+from .corpora import Corpus, CorpusOptions
 from .describing import attributes_of
 from .forward import evaluating
 from .harvesting import begin_with, first_batch
-from .loading import tokenizer_of
-from .local_texts import split_field
 from .loop import run_blocks
 from .models import LoadedModel
 from .planning import Planned, per_document
 from .preparing import Prepared, prepare
 from .proof import prove
 from .settings import HarvestSettings, parse
-from .sources import find
-from .tokenise import TokenisedCorpus, tokenise
+from .specs import portable
+from .tokenise import TokenisedCorpus, tokenise_for
 
 ANY_MEMORY = "1048576 TiB"  # the block is given, whatever the limit was
+CORPUS_OPTIONS = tuple(part.name for part in dataclasses.fields(CorpusOptions))
+SPREAD = ("device_map", "max_memory", "offload_folder")
+PLACES = ("model", "corpus", "gguf_file", "adapter", *SPREAD)
 NOT_TAKEN_OVER = ("trust_remote_code", "allow_pickle", "rank", "world_size", "max_time")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Twin:
-    """The scratch store; `attributes` are those of the store it stands in for."""
+    """The scratch store; `attributes` are those of the store it stands in for; `routes_from`: the first of
+    the model's layers that sends rows to experts."""
 
     path: Path
     attributes: Attributes
     plan: Plan
+    routes_from: int | None
 
     def content(self, name: str) -> bytes | None:
         """A metadata file as the whole store would have it; None where this one has none."""
@@ -75,13 +78,14 @@ def make_twin(
     """Collect `blocks` of the store in `folder` into `scratch`. `attributes`, `plan`: None where the file
     that holds them is damaged; they are made anew then, and the caller compares them with the seal."""
     settings = settings_of(attributes, folder) if attributes else _last_settings(folder, model, corpus)
-    texts = corpus if isinstance(corpus, Corpus) else corpora.load(corpus or settings.corpus)
+    texts = _texts(corpus, settings, attributes)
     loaded = model if isinstance(model, LoadedModel) else _load(settings, model)
     with evaluating(loaded.model, settings.threads):
-        tokens = tokenise(texts, tokenizer_of(loaded), bos=settings.bos)
+        net = anatomy(loaded.model)
+        tokens = tokenise_for(settings, texts, loaded.tokenizer, net.vocab_size)
         if attributes is not None:
             _require_same(attributes, loaded, tokens, texts, folder)
-        prepared = prepare(anatomy(loaded.model), texts, tokens, settings, folder)
+        prepared = prepare(net, tokens.corpus, tokens, settings, folder)
         if plan is not None:
             prepared = _with_plan(prepared, plan)
         check_space(folder, prepared.store_bytes * len(blocks) // prepared.planned.plan.n_blocks)
@@ -93,7 +97,7 @@ def make_twin(
         writer = begin_with(scratch, attributes, prepared)
         mask = settings.on_nonfinite == "mask"
         run_blocks(prepared, writer, mask_nonfinite=mask, progress=progress, blocks=blocks)
-    return Twin(scratch, attributes, prepared.planned.plan)
+    return Twin(scratch, attributes, prepared.planned.plan, net.routes_from)
 
 
 def settings_of(attributes: Attributes, folder: Path) -> HarvestSettings:
@@ -106,6 +110,7 @@ def settings_of(attributes: Attributes, folder: Path) -> HarvestSettings:
         "revision": attributes.model.revision,
         "tokens": plan.n_tokens,
         "layers": list(attributes.storage.layers),
+        "sites": list(attributes.storage.sites),
         "dtype": compute.dtype,
         "storage_dtype": attributes.storage.dtype,
         "sequence_length": plan.sequence_length,
@@ -120,20 +125,41 @@ def settings_of(attributes: Attributes, folder: Path) -> HarvestSettings:
         "memory_limit": ANY_MEMORY,
         "compressor": attributes.storage.compressor,
         "on_nonfinite": policies["nonfinite"],
+        **{name: policies[name] for name in ("keep", "separator", "exclude_tokens") if name in policies},
     }
-    return parse(found | _known_places(attributes, folder))
+    places = _known_places(attributes, folder)
+    if "device_map" in places:
+        found["device"] = "auto"
+    return parse(found | _corpus_options(folder) | places)
 
 
 def _known_places(attributes: Attributes, folder: Path) -> dict[str, Any]:
     """Where the newest run in this folder found a model and a corpus of these names."""
     for used in _settings_of_runs(folder):
         try:
-            name = find(used["model"], gguf_file=used.get("gguf_file")).name
+            name = models.recorded_name(used["model"], used.get("gguf_file"), used.get("adapter"))
+            corpus = portable(used["corpus"])
         except (KeyError, UsageError):
             continue
-        if name == attributes.model.name and _spec(used.get("corpus", "")) == attributes.corpus.spec:
-            return {key: used[key] for key in ("model", "corpus", "gguf_file") if key in used}
+        if name == attributes.model.name and corpus == attributes.corpus.spec:
+            return {key: used[key] for key in PLACES if used.get(key) is not None}
     return {}
+
+
+def _corpus_options(folder: Path) -> dict[str, Any]:
+    """How the newest run in this folder read its corpus: whatever the corpus, it was read so."""
+    used = next(_settings_of_runs(folder), {})
+    return {key: used[key] for key in CORPUS_OPTIONS if key in used}
+
+
+def _texts(corpus: str | Corpus | None, settings: HarvestSettings, attributes: Attributes | None) -> Corpus:
+    """The documents that were harvested, of a corpus by name or alive."""
+    options = CorpusOptions.of(settings)
+    if not isinstance(corpus, Corpus):
+        return corpora.load(corpus or settings.corpus, options=options)
+    if attributes is not None and corpus.content_hash == attributes.corpus.content_hash:
+        return corpus
+    return corpora.select(corpus, options)
 
 
 def _last_settings(
@@ -166,15 +192,6 @@ def _settings_of_runs(folder: Path) -> Iterator[dict[str, Any]]:
         yield used
 
 
-def _spec(corpus: str) -> str:
-    """What a store calls this corpus: a local one by its name only."""
-    kind, colon, rest = corpus.partition(":")
-    if kind == "jsonl":
-        path, text_field = split_field(rest)
-        return f"jsonl:{path.name}:{text_field}"
-    return f"text:{Path(rest).resolve().name}" if kind == "text" and colon else corpus
-
-
 def _load(settings: HarvestSettings, model: str | None) -> LoadedModel:
     return models.load(
         model or settings.model,
@@ -183,7 +200,11 @@ def _load(settings: HarvestSettings, model: str | None) -> LoadedModel:
         dtype=settings.dtype,
         device=settings.device,
         gguf_file=settings.gguf_file if model is None else None,
+        adapter=settings.adapter if model is None else None,
         attention=settings.attention,
+        device_map=settings.device_map,
+        max_memory=settings.max_memory_bytes,
+        offload_folder=settings.offload_folder,
     )
 
 
@@ -194,6 +215,7 @@ def _require_same(
         "weights of the model": (loaded.weights_hash, attributes.model.weights_hash),
         "configuration of the model": (loaded.config_hash, attributes.model.config_hash),
         "tokenizer": (tokens.fingerprint, attributes.tokenizer.fingerprint),
+        "ids of a sentence": (str([*tokens.sentence_ids]), str([*attributes.tokenizer.ids])),
         "texts of the corpus": (corpus.content_hash, attributes.corpus.content_hash),
     }
     for name, (has, was) in pairs.items():

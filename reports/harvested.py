@@ -16,6 +16,7 @@ PROOF = {
     "norm_error": "norm(residual) against what the MLP received",
     "identity_error": "residual + contribution against the block's output",
     "identity_error_without_mlp": "the same with the MLP left out, for comparison",
+    "positions_error": "one token at two positions against the table of positions",
     "batch_error": "a batch of one against a batch of many",
     "isolation_error": "movement of a text when another one changes",
     "logits_error": "logits in chunks against the whole model's",

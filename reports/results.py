@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from ..store import DamageError, IncompleteError, Study, UsageError
+from ..store.names import typed
 from ..store.whole import digest_of
 
 CLAIM_AT = 0.9
@@ -90,7 +91,7 @@ def _float(value: object, otherwise: float) -> float:
 
 
 def _frame(study: Study, folder: str, table: str) -> pl.DataFrame:
-    remedy = f"run `nearline fit {folder} STORE…` first; it writes the tables a report is made of"
+    remedy = f"run `nearline fit {typed(study.path)} STORE…` first; it writes the tables a report is made of"
     if not study.has_table(table):
         raise IncompleteError(f"study {folder}: no table `{table}` (tables/{table}.parquet): {remedy}")
     frame = pl.DataFrame(study.table(table))
@@ -99,7 +100,7 @@ def _frame(study: Study, folder: str, table: str) -> pl.DataFrame:
         raise UsageError(
             f"study {folder}: table `{table}` lacks {', '.join(missing)}; it has "
             f"{', '.join(frame.columns)}. Another version of nearline wrote it: run `nearline fit "
-            f"{folder} STORE…` again"
+            f"{typed(study.path)} STORE…` again"
         )
     if frame.is_empty() and table not in _MAY_BE_EMPTY:
         raise IncompleteError(f"study {folder}: table `{table}` is empty: {remedy}")
@@ -139,19 +140,20 @@ def read(path: str | Path) -> Results:
     """The results of the study at `path`; IncompleteError names what to run when it was not fitted yet."""
     folder = Path(path)
     study = Study.open(folder)
-    shown = folder.resolve().name
-    frames = {table: _frame(study, shown, table) for table in COLUMNS}
+    shown, command = folder.resolve().name, f"`nearline fit {typed(folder)} STORE…`"
     step = study.provenance().get("fit")
     if step is None:
         raise IncompleteError(
-            f"study {shown}: provenance.json records no finished fit: run `nearline fit {shown} STORE…` first"
+            f"study {shown} has not been fitted (provenance.json records no finished fit): "
+            f"run {command} first"
         )
+    frames = {table: _frame(study, shown, table) for table in COLUMNS}
     for table in COLUMNS:
         output = f"tables/{table}.parquet"
         if step["outputs"].get(output) != digest_of(folder / output):
             raise DamageError(
                 f"study {shown}: {output} is not what the last finished fit wrote (a fit was interrupted, or "
-                f"the file was changed): run `nearline fit {shown} STORE…` again"
+                f"the file was changed): run {command} again"
             )
     versions = step["facts"].get("versions")
     return assemble(shown, frames, step["settings"], versions if isinstance(versions, dict) else {})

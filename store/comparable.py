@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 DIFFERENCES = ("weights", "tokenizer", "sites", "norms", "policies", "numerics", "documents")
+ROW_POLICIES = ("nonfinite", "packing", "padding", "groups", "exclude_tokens")
 SHOWN = 3  # documents named in a refusal
 
 logger = logging.getLogger("nearline")
@@ -46,9 +47,25 @@ def name_stores(stores: Mapping[str, _Where] | Sequence[_Where]) -> dict[str, _W
     for where in stores:
         name = _last_part(where)
         if name in named:
-            raise UsageError(f"two stores are called {name} ({named[name]} and {where}): give them names")
+            raise UsageError(_twins(name, named[name], where))
         named[name] = where
     return named
+
+
+def _twins(name: str, first: str | Path | Place | Reader, second: str | Path | Place | Reader) -> str:
+    one, two = (_spot(where) for where in (first, second))
+    if one == two:
+        return f"one store is given twice ({first} and {second}): give it once"
+    return (
+        f"two stores are called {name} ({first} and {second}): give them names, as in {{'one': …, 'two': …}} "
+        f"or `nearline fit STUDY one={first} two={second}`"
+    )
+
+
+def _spot(where: str | Path | Place | Reader) -> str:
+    """The same text for all ways to name one place."""
+    place = place_of(where.place if isinstance(where, Reader) else where)
+    return str(place.path.resolve()) if isinstance(place, LocalPlace) else place.url.rstrip("/")
 
 
 def _last_part(where: str | Path | Place | Reader) -> str:
@@ -151,8 +168,11 @@ def _norms(reader: Reader, other: Reader) -> dict[str, Any]:
 
 
 def _policies(reader: Reader, _: Reader) -> dict[str, Any]:
-    """BOS as it was resolved: "auto" may mean either."""
-    return {**reader.attributes.policies, "bos": reader.attributes.plan.bos}
+    """How rows were made. What was chosen of a corpus, or joined in it, tells corpora apart, not rows. BOS as
+    it was resolved: "auto" may mean either."""
+    policies = reader.attributes.policies
+    found = {name: policies[name] for name in ROW_POLICIES if name in policies}
+    return {**found, "bos": reader.attributes.plan.bos}
 
 
 def _numerics(reader: Reader, _: Reader) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .errors import DamageError, FormatError, IncompleteError, StoreNotFound
 from .layout import AFFINE, block_arrays, whole_form
 from .manifest import MANIFEST, PULLING, PUSHING, SEALED, Manifest
 from .metadata import MAX_CHUNK_BYTES, ArraySpec, group_json, largest_object, parse_array
+from .names import typed
 from .parsing import MAX_JSON_BYTES, get_object, parse_json, readable
 from .places import LocalPlace, Place, parent_of, place_of
 from .plan import Plan
@@ -60,7 +61,7 @@ def store_folder(path: str | Path) -> Path:
 def no_store(place: Place) -> StoreNotFound:
     """What to say of a place where no store is."""
     if isinstance(place, LocalPlace) and not place.path.exists():
-        again = f"`nearline collect MODEL CORPUS {place.path.name}` makes a store"
+        again = f"`nearline collect MODEL CORPUS {typed(place.path)}` makes a store"
         return StoreNotFound(f"{place.url} does not exist; {again}")
     if isinstance(place, LocalPlace) and not place.path.is_dir():
         return StoreNotFound(f"{place.url} is a file, not a store; a store is a folder")

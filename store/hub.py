@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 
 from .clients import client_options, obstore_module, retry_config
 from .errors import EnvironmentFault, UsageError
-from .hub_client import hub_api, is_absent, is_file, quietly, token_headers
-from .patience import PATIENCE, Patience, fail, is_passing, status_of
+from .hub_client import hub_api, is_absent, is_file, quietly, refuse, token_headers
+from .patience import PATIENCE, Patience, is_passing, status_of
 from .places import Place
 from .progress import Progress, silent
 from .remote import HttpPlace, remote_place
@@ -204,7 +204,7 @@ class HubPlace(HttpPlace):
                 crossed = status_of(error) in CONFLICTS  # the Hub's word even where no parent is named
                 final = attempt == self.patience.again or not (crossed or is_passing(error))
                 if final and not (crossed and parent):
-                    fail(where, error)
+                    refuse(where, error)
             self.refresh()
             there = self.look([name for name, _ in files])
             if all(same(there.get(name), source) for name, source in files):
@@ -222,7 +222,7 @@ class HubPlace(HttpPlace):
                 if is_absent(error):
                     raise FileNotFoundError(self.where(name)) from None
                 if attempt == self.patience.again or not is_passing(error):
-                    fail(self.where(name), error)
+                    refuse(self.where(name), error)
             self.patience.wait(attempt)
         raise AssertionError("the last attempt returns or raises")
 

@@ -9,10 +9,11 @@ import os
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from .errors import UsageError
+from .errors import EnvironmentFault, UsageError
+from .patience import fail
 from .scrub import scrub
 
 LOGGERS = ("huggingface_hub.utils._http", "httpx", "httpx2")
@@ -63,6 +64,16 @@ def is_absent(error: Exception) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     absent = {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}
     return bool(names & absent) and "GatedRepoError" not in names
+
+
+def refuse(where: str, error: Exception) -> NoReturn:
+    """What the client raised, as one of our errors."""
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        raise EnvironmentFault(
+            f"{where}: the Hub is not asked, because offline mode is enabled. Unset the variable "
+            "HF_HUB_OFFLINE, or give a local folder."
+        ) from None
+    fail(where, error)
 
 
 def is_file(entry: Any) -> bool:

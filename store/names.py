@@ -4,6 +4,8 @@ In: any string of a store or a study. Out: whether it is harmless, or a form tha
 """
 
 import re
+import shlex
+from pathlib import Path
 
 MAX_TEXT = 4096
 MAX_NAME_BYTES = 220  # file systems take 255; a temporary file's ending must fit too
@@ -19,6 +21,11 @@ _DEVICES |= {f"{name}{digit}" for name in ("COM", "LPT") for digit in "012345678
 def printable(text: str) -> str:
     """Text that a terminal shows and does not obey: controls, bidi marks and the like as escapes."""
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def typed(path: Path) -> str:
+    """A path as one word of a command that a message suggests: as it was given, quoted where it must be."""
+    return shlex.quote(printable(str(path)))
 
 
 def text_problem(text: str) -> str | None:

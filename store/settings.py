@@ -48,7 +48,8 @@ def first_problem(error: "pydantic.ValidationError", fields: Mapping[str, Any]) 
     message = str(cause) if cause is not None else str(first["msg"])
     given = "" if message.startswith(f"{name}=") else f"{name}={first['input']!r}: "
     meaning = fields[name].description if name in fields else None
-    return f"{given}{message[0].lower()}{message[1:]}" + (f". {name}: {meaning}" if meaning else "")
+    message = f"{message[0].lower()}{message[1:]}".rstrip(".")
+    return f"{given}{message}" + (f". {name}: {meaning}" if meaning else "")
 
 
 def parse_layers(text: str) -> list[int]:

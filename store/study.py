@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from . import durable
-from .errors import FormatError, IncompleteError, UsageError
-from .names import is_file_name, printable
+from .errors import FormatError, IncompleteError, NearlineError, UsageError
+from .names import is_file_name, printable, typed
 from .parsing import (
     SMALL_JSON_BYTES,
     check_plain,
@@ -51,6 +51,13 @@ class Study:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
+    def __repr__(self) -> str:
+        try:
+            steps = ", ".join(printable(name) for name in self.provenance()) or "not fitted yet"
+        except (NearlineError, OSError):  # a repr must not raise
+            steps = f"{PROVENANCE} cannot be read"
+        return f"Study({str(self.path)!r}: {steps})"
+
     @classmethod
     def create(cls, path: str | Path) -> "Study":
         """Begin a study in a new or empty folder; one that exists is opened."""
@@ -66,7 +73,7 @@ class Study:
         folder = Path(path)
         if not folder.is_dir():
             raise IncompleteError(
-                f"{folder} does not exist; `nearline fit {folder.name} STORE` makes a study"
+                f"{folder} does not exist; `nearline fit {typed(folder)} STORE` makes a study"
             )
         if not (folder / SETTINGS).exists():
             raise UsageError(f"{folder} is not a study: it holds no {SETTINGS}")
@@ -185,6 +192,20 @@ class Study:
         steps = self.provenance()
         steps[name] = step
         durable.write_file(self.path / PROVENANCE, readable({"schema": 1, "steps": steps}))
+
+    def drop_step(self, name: str) -> None:
+        """Remove the files that a step wrote, and its record: what it was made from is there no longer."""
+        steps = self.provenance()
+        for output in steps.pop(name)["outputs"]:
+            (self.path / output).unlink(missing_ok=True)
+        durable.write_file(self.path / PROVENANCE, readable({"schema": 1, "steps": steps}))
+
+    def discard_unused(self) -> None:
+        """Empty the folder again if nothing was written after `create`; else nothing is touched."""
+        first = {SETTINGS, PROVENANCE}
+        if {entry.name for entry in self.path.iterdir()} <= first and not self.provenance():
+            for name in first:
+                (self.path / name).unlink(missing_ok=True)
 
     def step_is_current(self, name: str, inputs: Mapping[str, str], settings: Mapping[str, Any]) -> bool:
         """The step was recorded with these inputs and settings, and its outputs are still what it wrote."""

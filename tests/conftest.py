@@ -17,7 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-long", action="store_true", help="run the tests marked long as well")
 
 
+# Files of few and long tests: begun first, so that no process waits for the other one in the end.
+LONG_FILES = ("test_real_model.py", "test_workflows_quickstart.py", "test_workflows_readme.py")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
     if config.getoption("--run-long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]

@@ -14,6 +14,7 @@ from nearline.collect.capture import SITES, Capture
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -54,10 +55,129 @@ _COMMON: dict[str, Any] = {
 }
 _GATED: dict[str, Any] = {**_COMMON, "intermediate_size": 64, "num_key_value_heads": 2}
 _GEMMA: dict[str, Any] = {**_GATED, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
+_EXPERTS: dict[str, Any] = {
+    **_GATED,
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_LATENT: dict[str, Any] = {
+    **_EXPERTS,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+}
+_ROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+_MPT = {"d_model": D_MODEL, "n_layers": N_LAYERS, "n_heads": 4, "max_seq_len": MAX_POSITIONS}
+_FALCON: dict[str, Any] = {**_COMMON, "alibi": False, "num_kv_heads": 2}
+_GRANITE: dict[str, Any] = {"residual_multiplier": 0.4, "logits_scaling": 6.0, "embedding_multiplier": 5.0}
+
+# Families beside the first ones: (model type, its config). Multipliers and scales are far from 1.
+_MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", _COMMON),
+    "bloom_of_norm": ("bloom", {**_COMMON, "apply_residual_connection_post_layernorm": True}),
+    "cohere": ("cohere", {**_GATED, "logit_scale": 0.3}),
+    "cohere2": ("cohere2", {**_GATED, "logit_scale": 0.3, "sliding_window": 8}),
+    "falcon_7b": ("falcon", {**_FALCON, "parallel_attn": True, "new_decoder_architecture": False}),
+    "falcon_11b": ("falcon", {**_FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
+    "falcon_40b": ("falcon", {**_FALCON, "new_decoder_architecture": True}),
+    "falcon_rw": (
+        "falcon",
+        {**_FALCON, "parallel_attn": False, "new_decoder_architecture": False, "alibi": True, "bias": True},
+    ),
+    "gemma": ("gemma", {**_GATED, "head_dim": 8}),
+    "gptj": ("gptj", {**_COMMON, "rotary_dim": 4, "n_positions": MAX_POSITIONS}),
+    "granite": ("granite", {**_GATED, **_GRANITE}),
+    "mixtral": ("mixtral", _EXPERTS),
+    "mpt": ("mpt", {**_COMMON, **_MPT}),
+    "olmo": ("olmo", _GATED),
+    "olmo2": ("olmo2", _GATED),
+    "olmo3": ("olmo3", {**_GATED, "sliding_window": 8}),
+    "opt": ("opt", {**_COMMON, "ffn_dim": 64, "word_embed_proj_dim": D_MODEL}),
+    "opt_350m": (
+        "opt",
+        {**_COMMON, "ffn_dim": 64, "word_embed_proj_dim": 20, "do_layer_norm_before": False},
+    ),
+    "phi": ("phi", {**_COMMON, "intermediate_size": 64}),
+    "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "mlp_only_layers": [0]}),
+    "qwen3_moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 8, "mlp_only_layers": [2]}),
+    "stablelm": ("stablelm", _GATED),
+    "stablelm_parallel": ("stablelm", {**_GATED, "use_parallel_residual": True}),
+}
+NEW_FAMILIES = tuple(_MORE)
+
+# Families that share a row with one above, or whose row differs from one by a name: the proof is enough.
+_KIN: dict[str, dict[str, Any]] = {
+    "apertus": {**_GATED, **_ROPE},
+    "arcee": _GATED,
+    "biogpt": {**_COMMON, "intermediate_size": 64},
+    "bitnet": _GATED,
+    "codegen": {**_COMMON, "rotary_dim": 4, "n_positions": MAX_POSITIONS},
+    "ctrl": {**_COMMON, "n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": 4, "dff": 64},
+    "cwm": {**_GATED, **_ROPE},
+    "dbrx": {
+        **_COMMON,
+        **_MPT,
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 2},
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+    },
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "diffllama": _GATED,
+    "dots1": _EXPERTS,
+    "ernie4_5": _GATED,
+    "ernie4_5_moe": _EXPERTS,
+    "exaone": _GATED,
+    "exaone4": {**_GATED, "sliding_window": 8},
+    "exaone_moe": _EXPERTS,
+    "flex_olmo": _EXPERTS,
+    "glm": {**_GATED, "head_dim": 8},
+    "glm4": {**_GATED, "head_dim": 8},
+    "glm4_moe": {**_EXPERTS, "head_dim": 8},
+    "glm4_moe_lite": _LATENT,
+    "gpt_bigcode": {**_COMMON, "n_positions": MAX_POSITIONS},
+    "gpt_neo": {**_COMMON, "attention_types": [[["global", "local", "global"], 1]], "window_size": 8},
+    "gpt_oss": {**_EXPERTS, **_ROPE, "head_dim": 8, "sliding_window": 8},
+    "granite_swa": {**_GATED, **_GRANITE},
+    "granitemoe": {**_EXPERTS, **_GRANITE},
+    "granitemoe_swa": {**_EXPERTS, **_GRANITE},
+    "helium": {**_GATED, "head_dim": 8},
+    "hunyuan_v1_dense": {**_GATED, "head_dim": 8},
+    "hunyuan_v1_moe": {**_EXPERTS, "head_dim": 8, "moe_topk": 2},
+    "internlm3": _GATED,
+    "jais2": _GATED,
+    "minimax_m2": _EXPERTS,
+    "ministral": {**_GATED, "head_dim": 8, "sliding_window": 8},
+    "ministral3": _GATED,
+    "nemotron": _GATED,
+    "olmoe": _EXPERTS,
+    "openai-gpt": {**_COMMON, "n_positions": MAX_POSITIONS},
+    "persimmon": _GATED,
+    "phi3": {**_GATED, "sliding_window": 8},
+    "phimoe": _EXPERTS,
+    "seed_oss": _GATED,
+    "smollm3": _GATED,
+    "solar_open": _EXPERTS,
+    "starcoder2": _GATED,
+    "xglm": {**_COMMON, "d_model": D_MODEL, "num_layers": N_LAYERS, "attention_heads": 4, "ffn_dim": 64},
+}
+KIN = tuple(_KIN)
 
 
 def tiny_config(family: str) -> Any:
     """The config behind `tiny_model`."""
+    if family in _MORE or family in _KIN:
+        kind, settings = _MORE[family] if family in _MORE else (family, _KIN[family])
+        return CONFIG_MAPPING[kind](**settings)
     match family:
         case "gpt2":
             return GPT2Config(**_COMMON)
@@ -114,9 +234,11 @@ def captured(model: nn.Module, ids: Tensor, sites: Any = SITES) -> dict[tuple[st
     return seen
 
 
-def _attention(family: str) -> str:
-    # Gemma 2 caps its attention scores, which sdpa cannot do.
-    return "eager" if family == "gemma2" else "sdpa"
+def _attention(family: str) -> str | None:
+    # Gemma 2 caps its attention scores, which sdpa cannot do; of the later ones some know eager only.
+    if family in FAMILIES:
+        return "eager" if family == "gemma2" else "sdpa"
+    return None
 
 
 _LINES = (

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers_store import begin, commit, make_store, synthetic
+from nearline import __version__
 from nearline.analyze import FitSettings, fit
 from nearline.analyze.layers import layer_source
 from nearline.analyze.needs import COLUMNS
 from nearline.analyze.population import FIT, TEST, fold_of_documents, load_population
 from nearline.analyze.results import SCHEMAS
+from nearline.reports.report import report_is_current
 from nearline.store import EnvironmentFault, NearlineError, Reader, StoreNotSealed, Study, UsageError
 from sklearn.linear_model import Ridge
 
@@ -375,7 +377,46 @@ def test_what_cannot_be_fitted_is_refused_in_one_sentence(store: Path, tmp_path:
         with pytest.raises(error, match=words) as caught:
             fit(study, stores, settings)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
-        assert not (study / "tables").exists()
+        assert not study.exists()
+
+
+def test_a_refused_fit_leaves_what_was_there(tmp_path: Path) -> None:
+    short = make_store(tmp_path / "short", n_tokens=160)
+    (tmp_path / "empty").mkdir()
+    study = Study.create(tmp_path / "begun")
+    for folder in ("new/studies/one", "empty", "begun"):
+        with pytest.raises(UsageError, match="no row of the test"):
+            fit(tmp_path / folder, [short], FitSettings(folds=2))
+    assert not (tmp_path / "new").exists()
+    assert list((tmp_path / "empty").iterdir()) == []
+    assert sorted(path.name for path in study.path.iterdir()) == ["provenance.json", "study.toml"]
+    assert repr(study) == f"Study({str(study.path)!r}: not fitted yet)"
+
+
+def test_another_fit_takes_the_old_report_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = make_store(tmp_path / "store", n_tokens=600, d=4)
+    settings = FitSettings(alpha=0.1, folds=2, examples=0, layers="0")
+    study = fit(tmp_path / "study", [store], settings)
+    # As `report` does, without the time it takes to draw.
+    (study.path / "report.html").write_text("a page")
+    tables = {key: d for key, d in study.provenance()["fit"]["outputs"].items() if key.startswith("tables/")}
+    study.record_step(
+        "report", inputs=tables, settings={"nearline": __version__}, outputs=["report.html"], facts={}
+    )
+    assert report_is_current(study.path)
+    (study.path / "notes.txt").write_text("mine")
+    with caplog.at_level(logging.INFO, "nearline"):
+        study.table_path("alphas").unlink()
+        fit(study.path, [store], settings)  # the same results once more
+        assert (study.path / "report.html").exists()
+        assert "replaces" not in caplog.text
+        assert repr(study) == f"Study({str(study.path)!r}: fit, report)"
+        fit(study.path, {"other": store}, settings.model_copy(update={"layers": "1"}))
+    assert f"fit: {study.path}: replaces the fit with fit_on=store; layers=0; stores store" in caplog.text
+    assert "removed report.html, which was of the results before" in caplog.text
+    assert not (study.path / "report.html").exists()
+    assert list(study.provenance()) == ["fit"]
+    assert (study.path / "notes.txt").exists()
 
 
 def test_few_documents_give_no_verdict(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nearline.analyze.folds import assign_folds
+from nearline.analyze.folds import assign_folds, too_few_groups
 from nearline.analyze.settings import FitSettings, parse
 from nearline.analyze.tasks import block_ranges, check_memory
 from nearline.store import EnvironmentFault, UsageError
@@ -30,6 +30,17 @@ def test_the_seed_moves_folds() -> None:
 def test_too_few_groups_are_refused() -> None:
     with pytest.raises(UsageError, match="only 4 groups of documents have rows to fit, too few for 5 folds"):
         assign_folds(["a", "b", "c", "d"], np.ones(4, np.int64), 5, 0)
+
+
+def test_what_to_do_about_too_few_groups() -> None:
+    few = str(too_few_groups(3, 5, n_stored=5, n_corpus=80))
+    assert "rows come from 5 of the 80 groups in its corpus: harvest more `tokens`, or keep a" in few
+    assert few.endswith("such as keep=1/8, or set `folds` to 3 or less")
+    assert str(too_few_groups(2, 5, 2, 9)).endswith("set `folds` to 2")
+    all_there = str(too_few_groups(1, 2, n_stored=4, n_corpus=4))
+    assert all_there.startswith("only 1 group of documents has rows to fit, too few for 2 folds; ")
+    assert all_there.endswith(": harvest a corpus with more documents")
+    assert "no group of documents has rows" in str(too_few_groups(0, 2, 1, 1))
 
 
 @given(st.integers(1, 10**9), st.integers(1, 400), st.integers(1, 9000))

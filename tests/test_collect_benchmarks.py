@@ -1,14 +1,17 @@
-"""The benchmark of harvests runs, so that it cannot rot; its numbers are for `make bench`."""
+"""The benchmarks of harvests run, so that they cannot rot; their numbers are for `make bench`."""
 
 import json
 import sys
 from pathlib import Path
 
+import pytest
+import torch
 from helpers_harvest import texts
 from helpers_models import tiny_model, tiny_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import bench_collect
+import cuda_check
 
 
 def test_the_benchmark_gives_its_rows(tmp_path: Path) -> None:
@@ -25,3 +28,19 @@ def test_the_benchmark_gives_its_rows(tmp_path: Path) -> None:
     )
     assert [row["value"] > 0 for row in rows[:3]] == [True] * 3
     assert all(set(row) == {"name", "value", "unit", "reach", "note"} for row in rows)
+
+
+def test_the_check_for_machines_with_a_gpu_runs_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    size = cuda_check.Size("tiny", 2, 64, torch.float32, 600, 32)
+    assert cuda_check.main("cpu", sizes=(size,)) == 0
+    said = capsys.readouterr().out
+    assert "store whole: True" in said
+    assert "all checks passed" in said
+
+
+def test_without_a_gpu_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cuda_check.main() == cuda_check.NO_CUDA
+    assert capsys.readouterr().out.startswith("no CUDA here")

@@ -194,6 +194,7 @@ def test_collect_says_what_it_did(saved: Path, tmp_path: Path) -> None:
     assert done.tokens_per_s > 0
     assert 0 <= done.waited_s <= done.seconds
     assert [note for note in done.notes if "tokens lowered from 100,000" in note]
+    assert [note for note in done.notes if "a verdict needs 20 groups" in note]
     (facts,) = (json.loads(path.read_text()) for path in (done.path / "runs").glob("*.json"))
     assert facts["n_tokens"] == done.n_tokens
     assert facts["uncompressed_bytes"] > 0

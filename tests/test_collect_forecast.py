@@ -13,10 +13,14 @@ import torch
 from helpers_harvest import files_of, texts
 from helpers_models import tiny_model, tiny_tokenizer
 from nearline.collect import needs
+from nearline.collect.anatomy import anatomy
+from nearline.collect.buffers import Shape
 from nearline.collect.forecast import Forecast, forecast
 from nearline.collect.harvesting import collect
-from nearline.collect.needs import largest_batch, padded_tokens
+from nearline.collect.needs import largest_batch, needs_of, padded_tokens
+from nearline.collect.planning import build_plan
 from nearline.collect.settings import HarvestSettings, parse
+from nearline.collect.windows import Cutting
 from nearline.store import NearlineError, Reader
 from nearline.store.errors import EnvironmentFault, OutOfRange, UsageError
 from nearline.store.hub_limits import hub_limits
@@ -239,3 +243,21 @@ def test_the_hubs_limits() -> None:
     assert found["commits of an upload, within an hour"].value == 900
     sizes |= {"n_files": 800_000, "most_entries": 10_001, "largest_bytes": 10**12}
     assert not any(limit.fits for limit in hub_limits(**sizes))
+
+
+def test_pinned_buffers_are_counted_as_torch_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each site's buffer in the next power of two; and what of a model runs on a GPU is a GPU's."""
+    net = anatomy(tiny_model("llama")[0])
+    shape = Shape((0, 1, 2), 32, 100, "bfloat16")
+    cutting = Cutting(sequence_length=50, min_length=4, batch_tokens=100, seed=0, bos_id=None)
+    splits = np.array([0, 2, 1], np.uint8)
+    plan = build_plan(
+        np.array([100] * 3), splits, ("a", "b", "c"), tokens=300, block=100, cutting=cutting
+    ).plan
+    plain = needs_of(net, shape, plan)
+    monkeypatch.setattr(needs, "working_device", lambda _: torch.device("cuda"))
+    pinned = needs_of(net, shape, plan)
+    assert (plain.device, pinned.device) == ("cpu", "cuda")
+    more = 2 * (32768 - 3 * 6400) + 8192 - 6400
+    assert pinned.buffer_bytes == plain.buffer_bytes + 2 * more
+    assert pinned.host_bytes == pinned.buffer_bytes + pinned.packing_bytes

@@ -4,6 +4,7 @@ failure.
 
 import copy
 import json
+import logging
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ import pytest
 import torch
 from helpers_models import FAMILIES, smollm2_path, tiny_config, tiny_model, tiny_tokenizer
 from huggingface_hub import errors as hub
-from nearline.collect import models, sources
+from nearline.collect import pretrained, sources
 from nearline.collect.hashes import config_hash, weights_hash
 from nearline.collect.models import LoadedModel, describe, load, outline
+from nearline.collect.pretrained import guarded
 from nearline.collect.sites import sites
 from nearline.collect.sources import Source, explain
 from nearline.store.errors import EnvironmentFault, NearlineError, UsageError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, modeling_gguf_pytorch_utils
 
 SECRET = "hf_" + "a1B2" * 8
 
@@ -80,17 +82,30 @@ def test_auto_dtype_is_the_checkpoints(dtype: torch.dtype, tmp_path: Path) -> No
     assert next(load(folder, dtype="float32").model.parameters()).dtype is torch.float32
 
 
-def test_weights_hash_sees_values_names_and_sharing() -> None:
+def test_weights_hash_sees_values_and_names_and_not_where_they_lie() -> None:
     model, _ = tiny_model("gpt2")
     first = weights_hash(model)
     assert first == weights_hash(copy.deepcopy(model))
     assert first != weights_hash(tiny_model("gpt2", seed=1)[0])
     untied = copy.deepcopy(model)
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.clone())
+    assert weights_hash(untied) == first
+    with torch.no_grad():
+        untied.lm_head.weight[7, 3] += 1e-6
     assert weights_hash(untied) != first
     with torch.no_grad():
         model.transformer.h[2].mlp.c_fc.bias[5] += 1e-6
     assert weights_hash(model) != first
+
+
+def test_weights_hash_sees_a_cast_that_rounds_rotary_frequencies(tmp_path: Path) -> None:
+    folder = str(saved(tmp_path / "model"))
+    loaded, cast = load(folder, dtype="bfloat16"), load(folder, dtype="float32").model.to(torch.bfloat16)
+    state = cast.state_dict()
+    assert all(torch.equal(state[name], one) for name, one in loaded.model.state_dict().items())
+    ids = torch.arange(3, 60)[None]
+    assert not torch.equal(loaded.model(ids).logits, cast(ids).logits)
+    assert weights_hash(cast) != loaded.weights_hash == load(folder, dtype="bfloat16").weights_hash
 
 
 def test_config_hash_sees_settings_only() -> None:
@@ -112,8 +127,9 @@ def test_a_live_model_is_described_as_it_is() -> None:
     assert describe(model).name == "gpt_neox"
     model.config._name_or_path = "owner/name"
     assert describe(model).name == "owner/name"
-    model.config._name_or_path = "/data/folder/name"
-    assert describe(model).name == "name"
+    for path in ("/data/folder/name", "../folder/name", "~/name", "folder/of/name", r"C:\folder\name"):
+        model.config._name_or_path = path  # of a folder that may be gone
+        assert describe(model).name == "name"
 
 
 def test_a_model_without_weights_in_memory_has_no_identity(tmp_path: Path) -> None:
@@ -174,10 +190,36 @@ def test_what_is_not_a_model_is_refused(tmp_path: Path, no_network: None) -> Non
     one_sentence(refusal("not a name!"), "not a hub id")
     one_sentence(refusal(tmp_path), "no config.json", "gguf_file: weights.gguf")
     one_sentence(refusal(tmp_path, gguf_file="other.gguf"), "no file 'other.gguf'", "weights.gguf")
-    one_sentence(refusal(tmp_path, gguf_file="weights.gguf"), "could not be loaded")
+    one_sentence(refusal(tmp_path, gguf_file="weights.gguf"), "weights.gguf is no whole GGUF file (4 bytes)")
     text = tmp_path / "notes.txt"
     text.write_text("hello")
     one_sentence(refusal(text), "a model is a folder")
+
+
+def test_a_slip_in_a_bundled_name_is_answered_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: pytest.fail("a look-up"))
+    slips = {"tiny-gpt-2": "tiny-gpt2", "tiny_pythia": "tiny-pythia", "tiny-gpt": "tiny-gpt2"}
+    for slip, meant in slips.items():
+        error = refusal(slip)
+        one_sentence(error, slip, f"did you mean {meant!r}?")
+        assert "network" not in str(error)
+
+
+def test_a_folder_without_tokenizer_files_is_loaded_for_ids(tmp_path: Path, no_network: None) -> None:
+    tiny_model("gpt2")[0].save_pretrained(tmp_path)
+    found = load(str(tmp_path))
+    assert found.tokenizer is None
+    assert found.weights_hash == weights_hash(tiny_model("gpt2")[0])
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    one_sentence(refusal(tmp_path), "could not be loaded")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype_and_attention_are_what_was_asked_for(dtype: str, attention: str, tmp_path: Path) -> None:
+    found = load(str(saved(tmp_path / "model")), dtype=dtype, attention=attention)
+    assert found.attention == attention
+    assert {parameter.dtype for parameter in found.model.parameters()} == {getattr(torch, dtype)}
 
 
 def test_folders_that_lack_something_are_refused(tmp_path: Path, no_network: None) -> None:
@@ -187,13 +229,20 @@ def test_folders_that_lack_something_are_refused(tmp_path: Path, no_network: Non
     tiny_config("llama").save_pretrained(empty)
     one_sentence(refusal(empty), "holds no weights")
     tiny_model("llama")[0].save_pretrained(empty)
-    one_sentence(refusal(empty), "could not be loaded")
     (empty / "model.safetensors").write_bytes(b"\x10")
     one_sentence(refusal(empty), "could not be loaded")
     (empty / "config.json").write_text('{"model_type": "no_such_type"}')
-    one_sentence(refusal(empty), "could not be loaded", "no_such_type")
+    one_sentence(refusal(empty), "family, 'no_such_type', that the installed transformers does not know")
+    code = '{"model_type": "mine", "auto_map": {"AutoConfig": "own.Config"}}'
+    (empty / "config.json").write_text(code)
+    one_sentence(refusal(empty), "brings code of its own", "set trust_remote_code")
+    error = refusal(empty, trust_remote_code=True)
+    one_sentence(error, "own.py")
+    assert str(tmp_path) not in str(error)
+    (empty / "config.json").write_text('{"model_type": "llama", "hidden_size": "many"}')
+    one_sentence(refusal(empty), "'hidden_size': ", "int")
     (empty / "config.json").write_text('{"model_type": "bert"}')
-    one_sentence(refusal(empty), "family 'bert' is not known", "gpt2", "llama")
+    one_sentence(refusal(empty), "family 'bert' cannot be harvested", "encoder")
     (empty / "config.json").write_text("{")
     one_sentence(refusal(empty), "could not be loaded")
 
@@ -206,12 +255,26 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     one_sentence(refusal(folder), "lack 1 of the weights", "model.layers.1.mlp.up_proj.weight")
 
 
+def test_weights_of_another_config_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}), encoding="utf-8")
+    one_sentence(refusal(folder), "weights of other shapes than its config.json says")
+
+
+def test_the_commit_is_read_from_a_cache_wherever_it_is() -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    path = Path("/disk/snapshots/hub/models--a--b/snapshots") / commit / "snapshots/config.json"
+    assert pretrained.commit_of(path) == commit
+
+
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     one_sentence(refusal(folder, dtype="int8"), "int8", "auto, float32, bfloat16, float16")
     one_sentence(refusal(folder, device="tpuu"), "tpuu", "cpu, cuda")
     one_sentence(refusal(folder, revision="main"), "local folder and has no revisions")
-    one_sentence(refusal(folder, attention="no_such"), "could not be loaded")
+    one_sentence(refusal(folder, attention="no_such"), "no_such", "Allowed here: eager, sdpa")
+    one_sentence(refusal(folder, attention="flash_attention_2"), "flash-attn", "Allowed here: eager, sdpa")
     if not torch.cuda.is_available():
         one_sentence(refusal(folder, EnvironmentFault, device="cuda"), "no CUDA device")
 
@@ -251,7 +314,7 @@ class _Response:
     ("kind", "status", "exit_code", "words"),
     [
         (hub.GatedRepoError, 403, 2, "is gated"),
-        (hub.RepositoryNotFoundError, 404, 2, "neither a folder here nor a model on the hub"),
+        (hub.RepositoryNotFoundError, 404, 2, "neither a folder here nor on the hub"),
         (hub.RevisionNotFoundError, 404, 2, "no such revision"),
         (hub.RemoteEntryNotFoundError, 404, 2, "lacks a needed file"),
         (hub.HfHubHTTPError, 503, 4, "HTTP 503"),
@@ -277,9 +340,36 @@ def test_memory_and_transport_are_the_environments_fault() -> None:
 def test_our_own_errors_pass_through_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "model")
     mine = UsageError("said once")
-    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: _raise(mine))
+    monkeypatch.setattr(pretrained.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: _raise(mine))
     assert refusal(folder) is mine
 
 
 def _raise(error: Exception) -> Any:
     raise error
+
+
+def test_a_load_is_quiet_and_puts_back_what_it_silenced(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("torchao.kernel.intmm", "torch.utils._pytree", "accelerate.big_modeling")
+    levels: list[int] = []
+    torch_logger = logging.getLogger("torch.utils._pytree")
+
+    def talk() -> None:
+        assert list(modeling_gguf_pytorch_utils.tqdm([1, 2], desc="Converting")) == [1, 2]
+        for name in names:
+            logging.getLogger(name).warning("a kernel is not for this machine")
+            logging.getLogger(name).error("something is wrong in %s", name)
+
+    source = Source("owner/name", "owner/name", local=False, gguf_file=None)
+    guarded(source, talk)
+    assert capsys.readouterr().out == ""
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
+    assert {record.name for record in caplog.records} >= {names[0], names[2]}, "errors come through"
+    assert torch_logger.level == logging.getLogger("torchao").level == logging.NOTSET
+    list(modeling_gguf_pytorch_utils.tqdm([1, 2], desc="Converting"))
+    assert "Converting" in capsys.readouterr().err, "and elsewhere all is as it was"
+    monkeypatch.setattr(torch_logger, "level", logging.INFO)
+    guarded(source, lambda: levels.append(torch_logger.level))
+    assert levels == [logging.INFO]
+    assert torch_logger.level == logging.INFO, "it was set on purpose"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearline.collect.planning import Planned, assign_splits, build_plan, reachable_tokens, seeded_order
 from nearline.collect.rows import block_batches, block_columns
-from nearline.collect.windows import Cutting, batches
-from nearline.store.errors import UsageError
+from nearline.collect.settings import parse
+from nearline.collect.windows import Cutting, Supply, Window, batches
+from nearline.store.errors import NearlineError, UsageError
 from nearline.store.plan import PATTERN, SPLITS, Plan
 
 N_DOCUMENTS = 40
@@ -223,3 +225,117 @@ def test_batches_hold_each_sequence_once_longest_first(rows: list[int], batch_to
     flat = [index for batch in chosen for index in batch]
     assert sorted(flat) == list(range(len(rows)))
     assert [rows[index] for index in flat] == sorted(rows, reverse=True)
+
+
+# ---- a share of the windows
+
+
+def keeping(share: Fraction | None, *, seed: int = 0, bos_id: int | None = None) -> Cutting:
+    return Cutting(sequence_length=32, min_length=4, batch_tokens=64, seed=seed, bos_id=bos_id, keep=share)
+
+
+def windows_of(lengths: np.ndarray, keys: list[str], cutting: Cutting) -> list[Window]:
+    return Supply(np.arange(len(lengths)), lengths, cutting, keys).take(10**9)
+
+
+def test_keep_keeps_about_its_share_and_less_of_it_is_part_of_more() -> None:
+    lengths, keys = np.random.default_rng(0).integers(1, 400, 2000), keys_of(2000)
+    whole = windows_of(lengths, keys, keeping(None))
+    kept = {part: set(windows_of(lengths, keys, keeping(Fraction(1, part)))) for part in (2, 4, 8)}
+    assert kept[8] < kept[4] < kept[2] < set(whole)
+    for part, windows in kept.items():
+        # Four standard deviations of a binomial count.
+        bound = 4 * (len(whole) * (part - 1)) ** 0.5 / part
+        assert abs(len(windows) - len(whole) / part) < bound
+    assert kept[8] != set(windows_of(lengths, keys, keeping(Fraction(1, 8), seed=1)))
+
+
+def test_what_is_kept_of_a_document_does_not_depend_on_the_others() -> None:
+    lengths, keys, cutting = np.arange(300, 340), keys_of(40), keeping(Fraction(1, 3))
+    alone = [
+        (keys[number], window.start, window.rows)
+        for number in range(40)
+        for window in windows_of(lengths[number : number + 1], keys[number : number + 1], cutting)
+    ]
+    backward = windows_of(lengths[::-1], keys[::-1], cutting)
+    assert {(keys[::-1][one.document], one.start, one.rows) for one in backward} == set(alone)
+    assert {one.start for one in backward} > {0, 32}
+
+
+@given(st.integers(0, 20), st.sampled_from([None, 0]), st.sampled_from(["1/2", "0.7", "1/5"]))
+def test_reachable_and_dropped_tokens_count_what_is_left_out(
+    seed: int, bos_id: int | None, keep: str
+) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 300, 200)
+    keys, splits = keys_of(200), even_splits(200)
+    cutting = keeping(parse({"keep": keep}).kept_share, seed=seed, bos_id=bos_id)
+    supply = np.zeros(3)
+    for window in windows_of(lengths, keys, cutting):
+        supply[splits[window.document]] += window.rows
+    reachable = reachable_tokens(lengths, splits, cutting, 10**9, keys)
+    assert reachable == int((supply / [0.4, 0.2, 0.4]).min())
+    found = build_plan(lengths, splits, keys, tokens=reachable, block=100, cutting=cutting)
+    assert reachable - 300 < found.plan.n_tokens <= reachable, "each split loses a block or a cut at most"
+    stored = np.bincount(found.plan.document, weights=found.plan.length - found.plan.bos, minlength=200)
+    assert (stored + found.dropped == lengths).all()
+    assert {(one.document, one.start) for one in windows_of(lengths, keys, cutting)} >= {
+        (int(document), int(start))
+        for document, start in zip(found.plan.document, found.plan.start, strict=True)
+        if start % cutting.payload == 0
+    }
+    more = build_plan(lengths, splits, keys, tokens=10**6, block=100, cutting=cutting)
+    assert f"keep={cutting.keep} leaves out the other windows" in (more.note or "")
+
+
+@pytest.mark.parametrize(
+    ("given_value", "kept"),
+    [
+        ("1/8", "1/8"),
+        ("0.125", "1/8"),
+        (0.125, "1/8"),
+        (" 2/16 ", "1/8"),
+        (1, None),
+        ("1.0", None),
+        (None, None),
+    ],
+)
+def test_one_share_has_one_spelling(given_value: object, kept: str | None) -> None:
+    assert parse({"keep": given_value}).keep == kept
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1/8", "9/8", 2, "1/0", "an eighth", "", "nan", True])
+def test_what_is_no_share_is_refused(wrong: object) -> None:
+    with pytest.raises(UsageError, match="keep"):
+        parse({"keep": wrong})
+
+
+# ---- BOS in documents
+
+
+@given(st.integers(0, 1000), st.sampled_from([0, 1]), st.integers(1, 5), st.integers(3, 60))
+def test_no_window_opens_on_a_bos_of_the_document(seed: int, bos: int, min_length: int, block: int) -> None:
+    random = np.random.default_rng(seed)
+    ids = [np.where(random.random(n) < 0.5, 0, np.arange(n) + 1) for n in random.integers(20, 50, 60)]
+    lengths, cutting = (
+        np.array([len(row) for row in ids]),
+        Cutting(12, min_length, 24, seed, 0 if bos else None),
+    )
+    places = {number: set(np.flatnonzero(row == 0).tolist()) for number, row in enumerate(ids)}
+    found = build_plan(
+        lengths, even_splits(60), keys_of(60), tokens=600, block=block, cutting=cutting, bos_places=places
+    )
+    found.plan.validate()
+    rows = [np.asarray(row, np.int32) for row in ids]
+    for number in range(found.plan.n_blocks):
+        columns = block_columns(found.plan, number, rows, [0])  # refuses two BOS itself
+        second = columns["token_id"][columns["position"] == 1]
+        assert not bos or (second != 0).all()
+    stored = np.bincount(found.plan.document, weights=found.plan.length - found.plan.bos, minlength=60)
+    assert (stored + found.dropped == lengths).all()
+
+
+def test_two_bos_at_the_head_of_a_sequence_are_refused_at_last() -> None:
+    lengths = np.full(N_DOCUMENTS, 50)
+    plan = plan_of(lengths, 300, 30, Cutting(32, 4, 64, 0, bos_id=1)).plan
+    with pytest.raises(NearlineError, match="sequence 0 of the plan would open with two BOS tokens"):
+        block_columns(plan, 0, [np.ones(50, np.int32)] * N_DOCUMENTS, [1])

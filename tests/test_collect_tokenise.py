@@ -1,67 +1,30 @@
 """Tokenising: ids are the tokenizer's own, BOS follows the policy, and the vocabulary gives the text back."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers_harvest import SMALL, texts
+from helpers_models import tiny_model, tiny_tokenizer
+from helpers_tokenizers import TEXTS, byte_level, fast, sentencepiece, word_pieces
 from hypothesis import given
 from hypothesis import strategies as st
+from nearline.collect import encoding
 from nearline.collect.bundled_models import BUNDLED, bundled_path
 from nearline.collect.corpora import from_documents, load
+from nearline.collect.harvesting import harvest
+from nearline.collect.models import describe
+from nearline.collect.planning import build_plan
+from nearline.collect.repairing import repair
+from nearline.collect.settings import parse
 from nearline.collect.token_bytes import token_bytes
-from nearline.collect.tokenise import SENTENCE, fingerprint, resolve_bos, tokenise
+from nearline.collect.tokenise import SENTENCE, fingerprint, resolve_bos, tokenise, tokenise_for
+from nearline.collect.windows import Cutting
 from nearline.store.errors import UsageError
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
-
-TEXTS = [
-    "The dog's ball\n    rolled over 12,345 hills.\n\n",
-    "naïve 東京 🙂 \x00\t end",
-    "a<|endoftext|>b </s>",
-]
-TRAINING = [*TEXTS, "the quick brown fox jumps over the lazy dog " * 20]
-
-
-def fast(backend: Tokenizer, **tokens: object) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **tokens)
-
-
-def byte_level(vocabulary: int = 400, **tokens: object) -> PreTrainedTokenizerFast:
-    """As GPT-2's: BOS and EOS are one token, and it is not added unless asked for."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    backend.train_from_iterator(TRAINING, trainer)
-    return fast(backend, **({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"} | tokens))
-
-
-def sentencepiece() -> PreTrainedTokenizerFast:
-    """As Llama's and Gemma's: ▁ for spaces, byte fallback, BOS put in front."""
-    words = ["▁", "▁the", "▁dog", "e", "t", "h", "o", "d", "g", "s", "▁▁"]
-    tokens = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *words]
-    backend = Tokenizer(
-        models.BPE({token: i for i, token in enumerate(tokens)}, [], byte_fallback=True, unk_token="<unk>")
-    )
-    backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return fast(backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", add_bos_token=True)
-
-
-def word_pieces() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "walk": 1, "##ing": 2, "▁odd": 3}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.decoder = decoders.WordPiece()
-    return fast(backend, unk_token="[UNK]")
-
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 # ---- ids
 
@@ -74,6 +37,16 @@ def test_documents_are_tokenised_one_by_one() -> None:
     for document, row in zip(corpus.documents, tokens.ids, strict=True):
         assert row.tolist() == tokenizer.encode(document.text, add_special_tokens=False)
     assert tokens.n_tokens == sum(map(len, tokens.ids))
+
+
+def test_long_texts_are_not_encoded_all_at_once() -> None:
+    """A tokenizer takes tens of bytes for each character that it is given at once."""
+    book, page = "b" * (encoding.CHARS_AT_ONCE // 3), "a page"
+    parts = list(encoding.parts([*[book] * 7, *[page] * 1000, "b" * 2 * encoding.CHARS_AT_ONCE, page]))
+    assert [text for part in parts for text in part][:8] == [*[book] * 7, page]
+    assert [len(part) for part in parts] == [4, 4, 512, 488, 1]
+    assert all(sum(map(len, part[:-1])) < encoding.CHARS_AT_ONCE for part in parts)
+    assert list(encoding.parts([])) == []
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece()], ids=["byte_level", "sentencepiece"])
@@ -98,6 +71,131 @@ def test_a_tokenizer_that_makes_nothing_is_refused() -> None:
     backend.normalizer = normalizers.Replace(".", "")
     with pytest.raises(UsageError, match="no token of any document"):
         tokenise(from_documents(["..."]), fast(backend))
+
+
+# ---- tokenizers of every kind
+
+
+class Framing(ByT5Tokenizer):
+    """Puts BOS in front and EOS behind whatever it is told."""
+
+    def build_inputs_with_special_tokens(self, token_ids_0: Any, token_ids_1: Any = None) -> Any:
+        return [self.bos_token_id, *token_ids_0, self.eos_token_id]
+
+    def prepare_for_model(self, *ids: Any, **more: Any) -> Any:
+        return super().prepare_for_model(*ids, **(more | {"add_special_tokens": True}))
+
+
+def test_what_a_tokenizer_adds_though_told_not_to_is_taken_off() -> None:
+    framing = Framing(bos_token="<s>")
+    assert framing("a", add_special_tokens=False)["input_ids"] == [framing.bos_token_id, 100, 1]
+    for bos, wanted in (("auto", framing.bos_token_id), ("never", None)):
+        tokens = tokenise(from_documents(["plain", "</s>"]), framing, bos=bos)
+        assert tokens.bos_id == wanted
+        right = tokenise(from_documents(["plain", "</s>"]), ByT5Tokenizer()).ids
+        assert [row.tolist() for row in tokens.ids] == [row.tolist() for row in right]
+
+
+@pytest.mark.parametrize("make", [byte_level, ByT5Tokenizer], ids=["fast", "slow"])
+def test_added_tokens_are_matched_and_special_ones_are_not(make: Any) -> None:
+    tokenizer = make()
+    tokenizer.add_tokens(["sprocket"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    added, special = tokenizer.convert_tokens_to_ids(["sprocket", "<|tool|>"])
+    texts = ["a sprocket b", "a sprocket <|tool|> sprocket"]
+    plain, spelled = (row.tolist() for row in tokenise(from_documents(texts), tokenizer).ids)
+    assert plain == tokenizer.encode(texts[0], add_special_tokens=False)
+    assert (spelled.count(added), spelled.count(special)) == (2, 0)
+    assert b"".join(token_bytes(tokenizer, spelled)).decode() == texts[1]
+
+
+def test_the_tokenizer_is_left_as_it_was() -> None:
+    tokenizer = byte_level()
+    backend = tokenizer.backend_tokenizer
+    backend.enable_truncation(max_length=4, stride=1)
+    backend.enable_padding(length=9, direction="left")
+    before = (backend.encode_special_tokens, backend.truncation, backend.padding, backend.to_str())
+    tokens = tokenise(from_documents(TEXTS), tokenizer)
+    assert (backend.encode_special_tokens, backend.truncation, backend.padding, backend.to_str()) == before
+    assert [*map(len, tokens.ids)] == [*map(len, tokenise(from_documents(TEXTS), byte_level()).ids)]
+
+
+def test_an_id_beyond_the_vocabulary_of_the_model_is_named() -> None:
+    with pytest.raises(
+        UsageError, match=r"document 000000: token id \d+ at place \d+ is outside .* of 9\. Give"
+    ):
+        tokenise(from_documents(TEXTS), byte_level(), vocab_size=9)
+
+
+HOSTILE = {
+    "one token": "a",
+    "emoji": "👩‍👩‍👧‍👦 🙂 🇩🇪 👍🏽",
+    "right to left": "שלום עולם مرحبا بالعالم \u202eabc",
+    "combining": "e\u0301 o\u0302\u0323 Z" + "\u0334" * 50,
+    "nul": "a\x00b\x00\x00",
+    "return": "a\rb\r\nc\r",
+    "word": "supercali" * 500,
+    "special": "<|endoftext|><s></s><unk>",
+    "bom": "\ufeffa\ufeff",
+    "blank": " \u3000\u00a0 x \u2028\u2029\t ",
+    "private": "\ue000\U0010ffff\ufffd",
+}
+
+
+@pytest.mark.parametrize(
+    "make", [byte_level, sentencepiece, ByT5Tokenizer], ids=["byte_level", "sentencepiece", "slow"]
+)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=[*HOSTILE])
+def test_hostile_texts_come_back_from_the_vocabulary(make: Any, text: str) -> None:
+    tokens = tokenise(from_documents(["", text]), make())
+    assert len(tokens.ids) == 1
+    assert not set(tokens.ids[0].tolist()) & set(tokens.special_ids)
+    ids, counts = np.unique(tokens.ids[0], return_counts=True)
+    table = tokens.vocabulary(ids, counts)
+    raw = dict(zip(table["token_id"].to_pylist(), table["bytes"].to_pylist(), strict=True))
+    assert b"".join(raw[index] for index in tokens.ids[0].tolist()).decode() == text
+
+
+def test_vocabularies_that_do_not_give_the_text_back_give_what_the_model_saw() -> None:
+    leading = sentencepiece(first=True)
+    ids = tokenise(from_documents(["the dog"]), leading).ids[0].tolist()
+    assert b"".join(token_bytes(leading, ids)) == b" the dog"
+    ids = tokenise(from_documents(["walking odd walk"]), word_pieces()).ids[0].tolist()
+    assert b"".join(token_bytes(word_pieces(), ids)) == b"walking[UNK]walk"
+
+
+def test_a_document_of_a_million_tokens() -> None:
+    tokens = tokenise(from_documents(["the dog's 🙂\r" * 70_000, "a" * 100_000]), byte_level(257))
+    assert [len(row) for row in tokens.ids] > [1_000_000, 90_000]
+    lengths = np.array([len(row) for row in tokens.ids] + [500] * 20)
+    splits = np.array([0, 0] + [1, 2] * 10, np.uint8)
+    found = build_plan(
+        lengths,
+        splits,
+        [f"{number:032x}" for number in range(22)],
+        tokens=2000,
+        block=200,
+        cutting=Cutting(sequence_length=128, min_length=16, batch_tokens=512, seed=0, bos_id=0),
+    )
+    assert found.plan.n_tokens == 2000
+    assert (tokens.corpus.groups() == [0, 1]).all()
+
+
+# ---- excluded tokens
+
+
+def test_excluded_tokens_count_as_special() -> None:
+    asked = parse({"exclude_tokens": "101, 65,65"})
+    assert asked == parse({"exclude_tokens": [65, 101]})
+    tokens = tokenise_for(asked, from_documents(TEXTS), byte_level(), 400)
+    assert tokens.special_ids == (0, 65, 101)
+    assert tokens.corpus.policies == {"exclude_tokens": "65,101"}
+    with pytest.raises(UsageError, match=r"exclude_tokens: id 101 is outside .*; ids are 0-99"):
+        tokenise_for(asked, from_documents(TEXTS), byte_level(), 100)
+    for wrong in ("a", "1,-2", "1.5", "99999999999", True, [1.5]):
+        with pytest.raises(UsageError, match="exclude_tokens"):
+            parse({"exclude_tokens": wrong})
+    assert parse({"exclude_tokens": ""}).exclude_tokens is None
 
 
 # ---- BOS
@@ -153,6 +251,49 @@ def test_the_sentence_and_the_special_ids_are_recorded() -> None:
     assert tokens.sentence == SENTENCE
     assert tokenizer.decode(list(tokens.sentence_ids)) == SENTENCE
     assert tokens.special_ids == (0, len(tokenizer) - 1)
+
+
+def test_the_fingerprint_of_a_slow_tokenizer_covers_its_added_tokens() -> None:
+    def made(*tokens: AddedToken) -> str:
+        tokenizer = ByT5Tokenizer()
+        tokenizer.add_tokens([*tokens])
+        return fingerprint(tokenizer)
+
+    flags = [{}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}]
+    found = [made(), *(made(AddedToken("word", **one)) for one in flags)]
+    assert len(set(found)) == len(found)
+    assert made() == made()
+
+
+def other_sentence(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same by its fingerprint, and for every text but the fixed sentence."""
+    known = type(tokenizer)
+
+    class Other(known):
+        def __call__(self, text: Any = None, *rest: Any, **more: Any) -> Any:
+            return super().__call__(
+                [one.replace("fox", "dog") if one == SENTENCE else one for one in text], **more
+            )
+
+    tokenizer.__class__ = Other
+    return tokenizer
+
+
+def test_runs_and_repairs_are_refused_where_the_sentence_has_other_ids(tmp_path: Path) -> None:
+    model, corpus = tiny_model("llama")[0], from_documents(texts())
+    few = SMALL | {"tokens": 300, "threads": 1}
+    other = other_sentence(tiny_tokenizer())
+    assert fingerprint(other) == fingerprint(tiny_tokenizer())
+    harvest(model, tiny_tokenizer(), corpus, tmp_path / "s", rank=0, world_size=2, **few)
+    for rank in (0, 1):
+        with pytest.raises(UsageError, match=r"begun with the tokenizer, `tokenizer\.ids` = "):
+            harvest(model, other, corpus, tmp_path / "s", rank=rank, world_size=2, **few)
+    store = harvest(model, tiny_tokenizer(), corpus, tmp_path / "whole", **few)
+    chunk = store / "activations.zarr" / "residual" / "c" / "1" / "1" / "0"
+    chunk.write_bytes(b"")
+    with pytest.raises(UsageError, match="the ids of a sentence are not those that the store was made with"):
+        repair(store, model=describe(model, other), corpus=corpus)
+    repair(store, model=describe(model, tiny_tokenizer()), corpus=corpus)
 
 
 # ---- vocabulary

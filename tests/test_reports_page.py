@@ -11,7 +11,7 @@ import pytest
 from helpers_reports import SETTINGS, make_results, make_tables, surrogate_row, write_study
 from nearline.reports import findings, harvested, page, provenance, report, sections, svg
 from nearline.reports.results import COLUMNS, read
-from nearline.store import IncompleteError, UsageError
+from nearline.store import IncompleteError, Study, UsageError
 
 LIMIT_BYTES = 1_500_000
 HOSTILE = (
@@ -273,15 +273,23 @@ def test_an_unfitted_study_names_the_command(missing: str, tmp_path: Path) -> No
     rows = make_tables(("only",), n_layers=1)
     del rows[missing]
     study = write_study(tmp_path / "half", rows)
-    with pytest.raises(IncompleteError, match=rf"no table `{missing}` .*`nearline fit half STORE…`"):
+    with pytest.raises(IncompleteError, match=rf"no table `{missing}` .*`nearline fit .*/half STORE…`"):
         report(study)
     assert not (study / "report.html").exists()
+
+
+def test_a_study_that_was_never_fitted_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Study.create("studies/new one")
+    words = r"study new one has not been fitted .*: run `nearline fit 'studies/new one' STORE…` first"
+    with pytest.raises(IncompleteError, match=words):
+        report("studies/new one")
 
 
 def test_an_empty_table_names_the_command(tmp_path: Path) -> None:
     study = write_study(tmp_path / "hollow", make_tables(("only",), n_layers=0))
     with pytest.raises(
-        IncompleteError, match=r"table `surrogates` is empty: run `nearline fit hollow STORE…`"
+        IncompleteError, match=r"table `surrogates` is empty: run `nearline fit .*/hollow STORE…`"
     ):
         report(study)
 
@@ -292,7 +300,7 @@ def test_a_table_of_another_version_is_named(tmp_path: Path) -> None:
         del row["r2_sim_lo"]
     study = write_study(tmp_path / "old", rows)
     with pytest.raises(
-        UsageError, match=r"table `surrogates` lacks r2_sim_lo; it has .*fit old STORE…` again"
+        UsageError, match=r"table `surrogates` lacks r2_sim_lo; it has .*fit .*/old STORE…` again"
     ):
         report(study)
 

@@ -204,6 +204,19 @@ def test_an_unknown_name_names_the_nearest(first: Reader) -> None:
         check_comparable({"a": first}, allow=["document"])
 
 
+def test_what_was_chosen_of_a_corpus_is_no_difference_of_stores(first: Reader, tmp_path: Path) -> None:
+    chosen = {
+        "join": "wikitext",
+        "documents": "first 1000",
+        "include": HASH,
+        "keep": "1/8",
+        "pieces": "2048 tokens",
+    }
+    check_comparable({"a": first, "b": edited(tmp_path / "b", policies=chosen)})
+    with pytest.raises(UsageError, match=r"policies \(exclude_tokens: none and 11\)"):
+        check_comparable({"a": first, "c": edited(tmp_path / "c", policies={"exclude_tokens": "11"})})
+
+
 def test_several_differences_come_in_one_refusal(first: Reader, tmp_path: Path) -> None:
     second = edited(tmp_path / "b", compute={"dtype": "bfloat16"}, policies={"nonfinite": "mask"})
     with pytest.raises(UsageError, match=r"policies.*; .*numerics.*--allow policies,numerics"):

@@ -264,5 +264,7 @@ class TestSecrets:
         from huggingface_hub import constants
 
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(EnvironmentFault, match="offline mode is enabled"):
+        with pytest.raises(
+            EnvironmentFault, match=r"offline mode is enabled\. Unset the variable HF_HUB_OFFLINE"
+        ):
             place.read("SEALED")

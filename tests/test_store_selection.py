@@ -294,7 +294,7 @@ def test_a_selection_fits_and_one_split_alone_says_why_not(tmp_path: Path) -> No
     fit(tmp_path / "study", [tmp_path / "part"], settings)
     for split, message in (
         ("fit", "no row of the test split"),
-        ("test", "groups of documents have rows to fit"),
+        ("test", "no group of documents has rows to fit"),
     ):
         pull(folder, tmp_path / split, layers=[1], split=split)
         with pytest.raises(UsageError, match=message):

@@ -64,7 +64,12 @@ def plan(
     model
         A bundled model (tiny-gpt2, tiny-pythia), a local folder or a Hub id.
     corpus
-        docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].
+        docs:python, docs:scientific, docs:stdlib, text:PATH,
+        jsonl:PATH[:FIELD], parquet:PATH[:COLUMN], ids:PATH or
+        hf:NAME[:CONFIG[:SPLIT[:COLUMN]]].
+        A field holds text, token ids, or a chat (a list of
+        {"role", "content"}). NAME is a folder or a Hub id;
+        NAME@REVISION pins it. SPLIT may be SPLIT[FROM:TO].
     store
         The folder that `collect` is meant to write; nothing is left in it.
     probe
@@ -99,7 +104,12 @@ def collect(
     model
         A bundled model (tiny-gpt2, tiny-pythia), a local folder or a Hub id.
     corpus
-        docs:python, docs:scientific, docs:stdlib, text:PATH or jsonl:PATH[:field].
+        docs:python, docs:scientific, docs:stdlib, text:PATH,
+        jsonl:PATH[:FIELD], parquet:PATH[:COLUMN], ids:PATH or
+        hf:NAME[:CONFIG[:SPLIT[:COLUMN]]].
+        A field holds text, token ids, or a chat (a list of
+        {"role", "content"}). NAME is a folder or a Hub id;
+        NAME@REVISION pins it. SPLIT may be SPLIT[FROM:TO].
     store
         The folder to write: new, empty, or an unfinished store of the same settings.
     """
@@ -216,7 +226,8 @@ def push(store: str, to: str, /, *, allow_unsafe_create: bool = False, as_json: 
     to
         A folder, file:, s3://BUCKET/PATH, gs://, az:// or hf://datasets/OWNER/NAME.
     allow_unsafe_create
-        This server lets two writers create one file; I know that nobody else pushes there.
+        Push to a server that lets two writers create one file too; give it where nobody else
+        pushes to this place at the same time.
     """
     from ..store import push as run
 

@@ -20,7 +20,7 @@ from .progress import progress_for
 def fit(
     study: str,
     /,
-    *stores: str,
+    *stores: Annotated[str, Parameter(required=True)],
     config: Config = None,
     flags: Annotated[FitFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
     as_json: Json = False,
@@ -32,15 +32,17 @@ def fit(
     study
         The folder of results; made when it does not exist.
     stores
-        One or more sealed stores of one model, folders or URLs.
+        One or more sealed stores of one model, folders or URLs; NAME=STORE
+        gives a store another name than the last part of its path.
     """
     from ..analyze.fit import fit as run
     from ..analyze.settings import parse
+    from ..analyze.stores import parse_stores
 
     settings = parse({**read_toml(config), **given(flags)})
     folder = local_path(study, "study")
     with progress_for() as progress:
-        run(folder, list(stores), settings, progress)
+        run(folder, parse_stores(stores), settings, progress)
     show.study(folder, as_json)
 
 
@@ -71,7 +73,7 @@ def quickstart(
     out
         The folder for stores and studies. What is already there and current is not done again.
     tokens
-        Token rows per store.
+        Token rows per store [default: 40000].
     """
     from .quickstart import quickstart as run
 

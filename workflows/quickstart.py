@@ -14,13 +14,14 @@ from .. import __version__
 from ..analyze.fit import fit, fit_is_current
 from ..analyze.settings import FitSettings
 from ..collect.bundled_models import BUNDLED, bundled_path
-from ..collect.settings import HarvestSettings
+from ..collect.settings import HarvestSettings, parse
 from ..reports.report import PAGE, report, report_is_current
-from ..store import Progress, silent
+from ..store import Progress, UsageError, silent
 from .steps import Step, file_digest, key_of, store_step
 
 CORPORA = ("docs:stdlib", "docs:python")
 TOKENS = 40_000
+LEAST_TOKENS = 4_000  # with fewer rows some store has too few groups of documents for the folds of a fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ def quickstart(out: Path, progress: Progress = silent, *, tokens: int | None = N
 
     `out` holds `stores/`, `studies/` and a record per store; `tokens` are rows per store.
     """
+    tokens = _checked(TOKENS if tokens is None else tokens)
     steps: list[Step] = []
     reports: list[Path] = []
     for model in BUNDLED:
-        stores = [_collect(out, model, corpus, tokens or TOKENS, progress, steps) for corpus in CORPORA]
+        stores = [_collect(out, model, corpus, tokens, progress, steps) for corpus in CORPORA]
         study = out / "studies" / model
         steps.append(
             _step(
@@ -57,6 +59,16 @@ def quickstart(out: Path, progress: Progress = silent, *, tokens: int | None = N
         )
         reports.append(study / PAGE)
     return Quickstart(tuple(steps), tuple(reports))
+
+
+def _checked(tokens: int) -> int:
+    parse({"tokens": tokens})
+    if tokens < LEAST_TOKENS:
+        raise UsageError(
+            f"tokens={tokens}: too few for a fit, whose rows must come from several documents; quickstart "
+            f"takes {LEAST_TOKENS} or more, or {TOKENS} where --tokens is left out"
+        )
+    return tokens
 
 
 def _collect(out: Path, model: str, corpus: str, tokens: int, progress: Progress, steps: list[Step]) -> Path:

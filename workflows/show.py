@@ -6,6 +6,7 @@ Cost: none.
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,17 +84,28 @@ def harvest(result: Any, as_json: bool) -> None:
         return _print_json(result)
     if result.n_collected:
         rate = f"{result.tokens_per_s:,.0f} tokens/s"
-        print(f"{result.n_collected:,} tokens in {result.seconds:.1f} s ({rate})")
+        print(f"{result.n_collected:,} tokens in {result.seconds:.1f} s ({rate}){_waits(result)}")
     state = "sealed" if result.sealed else f"{result.n_committed:,} of {result.n_blocks:,} blocks committed"
     print(f"store: {result.path} ({state})")
     return None
 
 
+def _waits(result: Any) -> str:
+    """Which side waited for the other, where it did for a part of the run worth mentioning."""
+    waits = [f"{100 * result.waited_s / result.seconds:.0f} % of it waiting for the disk"]
+    if result.device_idle_share is not None:
+        waits.append(f"the GPU idle for {100 * result.device_idle_share:.0f} %")
+    return f"; {', '.join(waits)}"
+
+
 def sites(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """The table of sites."""
+    """The sites, and what other libraries call the same tensors."""
     if as_json:
         return _print_json(list(rows))
-    return _print_table(rows, list(rows[0]))
+    from ..collect.sites import sites_text
+
+    print(sites_text(rows, shutil.get_terminal_size().columns))
+    return None
 
 
 def info(facts: Mapping[str, Any], as_json: bool) -> None:
@@ -113,6 +125,7 @@ def forecast(found: Any, as_json: bool) -> None:
         "corpus": found.corpus,
         "rows": f"{found.n_tokens:,} in windows of {found.sequence_length}: {rows}",
         "blocks": f"{found.n_blocks:,} of {found.block:,} rows{left}",
+        "sites": ", ".join(found.sites),
         "store": f"{bytes_text(found.store_bytes)} in {found.storage_dtype}"
         f"{' before ' + found.compressor if found.compressor else ''}, "
         f"{bytes_text(found.bytes_per_token)} a token; {bytes_text(found.missing_bytes)} to write, "

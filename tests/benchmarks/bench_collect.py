@@ -123,7 +123,7 @@ def _bare(prepared: Prepared, *, losses: bool) -> float:
 
 
 def _collect(prepared: Prepared, writer: StoreWriter) -> float:
-    return run_blocks(prepared, writer, mask_nonfinite=False, progress=silent)
+    return run_blocks(prepared, writer, mask_nonfinite=False, progress=silent).disk_s
 
 
 def _prepare(loaded: LoadedModel, settings: HarvestSettings, folder: Path) -> Prepared:

@@ -1,0 +1,38 @@
+"""Whether rows come from enough groups of documents to be judged by: a plan in, a note or None out.
+
+A verdict on a layer is of the independent groups that its test rows come from, not of rows: long windows of
+a few documents give many rows and no verdict. Cost: one pass over the plan's sequences.
+"""
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from ..store.plan import SPLITS, Plan
+
+ENOUGH_GROUPS = 20  # of documents; under this an analysis gives no verdict
+
+
+def few_groups_note(
+    plan: Plan, groups: Int32[np.ndarray, "document"], splits: UInt8[np.ndarray, "document"]
+) -> str | None:
+    """A sentence with what to do where rows to fit, or to test, come from too few groups."""
+    found: list[str] = []
+    more_are_there = False
+    of_sequence = plan.block_split[plan.sequence_block]
+    for split in ("fit", "test"):
+        code = SPLITS.index(split)
+        stored = np.unique(groups[plan.document[of_sequence == code]]).size
+        there = np.unique(groups[splits == code]).size
+        if stored < ENOUGH_GROUPS:
+            found.append(
+                f"its {split} rows from {stored} of the corpus's {there} {split} groups of documents"
+            )
+            more_are_there |= stored < there
+    if not found:
+        return None
+    advice = (
+        "raise tokens, or keep a smaller share of the sequences, such as keep=1/8"
+        if more_are_there
+        else "take a corpus with more documents"
+    )
+    return f"this store will have {' and '.join(found)}; a verdict needs {ENOUGH_GROUPS} groups: {advice}"

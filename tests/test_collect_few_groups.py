@@ -1,0 +1,38 @@
+"""A note where rows come from too few groups of documents for a verdict, and none where they do not."""
+
+import numpy as np
+import pytest
+from nearline.analyze.intervals import MIN_GROUPS
+from nearline.collect.few_groups import ENOUGH_GROUPS, few_groups_note
+from nearline.collect.planning import build_plan
+from nearline.collect.windows import Cutting
+from nearline.store.plan import PATTERN, SPLITS
+
+N_DOCUMENTS = 100
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_groups", "words"),
+    [
+        (1000, N_DOCUMENTS, None),
+        (
+            100,
+            N_DOCUMENTS,
+            "this store will have its fit rows from 4 of the corpus's 40 fit groups of documents and its "
+            "test rows from 4 of the corpus's 40 test groups of documents; a verdict needs 20 groups: raise "
+            "tokens, or keep a smaller share of the sequences, such as keep=1/8",
+        ),
+        (1000, 20, "a verdict needs 20 groups: take a corpus with more documents"),
+    ],
+)
+def test_few_groups_are_said_with_what_to_do(tokens: int, n_groups: int, words: str | None) -> None:
+    splits = np.array([SPLITS.index(PATTERN[i % len(PATTERN)]) for i in range(N_DOCUMENTS)], np.uint8)
+    keys = [f"{index:032x}" for index in range(N_DOCUMENTS)]
+    lengths = np.full(N_DOCUMENTS, 10, np.int32)
+    cutting = Cutting(sequence_length=10, min_length=1, batch_tokens=40, seed=0, bos_id=None)
+    plan = build_plan(lengths, splits, keys, tokens=tokens, block=20, cutting=cutting).plan
+    # Groups of one split, as near-duplicates are.
+    groups = (np.arange(N_DOCUMENTS) % n_groups).astype(np.int32)
+    note = few_groups_note(plan, groups, splits)
+    assert note is None if words is None else words in (note or "")
+    assert ENOUGH_GROUPS == MIN_GROUPS
