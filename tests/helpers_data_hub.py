@@ -7,18 +7,14 @@ PYTEST_DONT_REWRITE
 """
 
 import hashlib
-import json
-import os
 import re
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from helpers_faults import Handler, Server
-from helpers_hub import TOKEN
+from helpers_model_hub import HubHandler, HubServer
 
 
-class _DataHandler(Handler):
+class _DataHandler(HubHandler):
     def handle_any(self) -> None:
         content, path = self.body(), unquote(urlsplit(self.path).path)
         hub = cast("FakeDataHub", self.server.owner)
@@ -52,35 +48,8 @@ class _DataHandler(Handler):
         oid = hashlib.sha1(files[name], usedforsecurity=False).hexdigest()
         return {"type": "file", "path": name, "size": len(files[name]), "oid": oid}
 
-    def say(self, data: Any) -> None:
-        self.answer(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
 
-    def error(self, status: int, code: str) -> None:
-        self.answer(status, json.dumps({"error": code}).encode(), {"X-Error-Code": code})
-
-
-class FakeDataHub(Server):
+class FakeDataHub(HubServer):
     """See the module's docstring."""
 
     handler = _DataHandler
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.repos: dict[str, dict[str, bytes]] = {}
-        self.gated: set[str] = set()
-        self.seen: list[str] = []
-
-    def commit(self, repo: str) -> str:
-        return hashlib.sha1(repo.encode(), usedforsecurity=False).hexdigest()
-
-    def environment(self, folder: Path) -> dict[str, str]:
-        """With a planted token, and a cache in `folder`."""
-        return {
-            **os.environ,
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(folder),
-            "HF_TOKEN": TOKEN,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }

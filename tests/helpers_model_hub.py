@@ -18,7 +18,42 @@ from helpers_faults import Handler, Server
 from helpers_hub import TOKEN
 
 
-class _ModelHandler(Handler):
+class HubHandler(Handler):
+    """How a hub says things."""
+
+    def say(self, data: Any) -> None:
+        self.answer(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
+
+    def error(self, status: int, code: str, message: str = "") -> None:
+        self.answer(status, json.dumps({"error": message or code}).encode(), {"X-Error-Code": code})
+
+
+class HubServer(Server):
+    """Repositories by name, and what was asked of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.gated: set[str] = set()
+        self.seen: list[str] = []
+
+    def commit(self, repo: str) -> str:
+        return hashlib.sha1(repo.encode(), usedforsecurity=False).hexdigest()
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """With a planted token, and a cache in `folder`."""
+        return {
+            **os.environ,
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(folder),
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+
+
+class _ModelHandler(HubHandler):
     def handle_any(self) -> None:
         self.body()
         hub, path = cast("FakeModelHub", self.server.owner), urlsplit(self.path).path
@@ -53,40 +88,17 @@ class _ModelHandler(Handler):
 
     do_GET = do_HEAD = do_POST = handle_any
 
-    def say(self, data: Any) -> None:
-        self.answer(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
 
-    def error(self, status: int, code: str, message: str) -> None:
-        self.answer(status, json.dumps({"error": message}).encode(), {"X-Error-Code": code})
-
-
-class FakeModelHub(Server):
+class FakeModelHub(HubServer):
     """See the module's docstring."""
 
     handler = _ModelHandler
 
     def __init__(self) -> None:
         super().__init__()
-        self.repos: dict[str, dict[str, bytes]] = {}
-        self.gated: set[str] = set()
-        self.seen: list[str] = []
         self.tokens: list[str | None] = []
 
     def fill(self, repo: str, folder: Path, without: tuple[str, ...] = ()) -> None:
         self.repos[repo] = {
             path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name not in without
-        }
-
-    def commit(self, repo: str) -> str:
-        return hashlib.sha1(repo.encode(), usedforsecurity=False).hexdigest()
-
-    def environment(self, folder: Path) -> dict[str, str]:
-        """With a planted token, and a cache in `folder`."""
-        return {
-            **os.environ,
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(folder),
-            "HF_TOKEN": TOKEN,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
         }
