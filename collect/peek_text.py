@@ -21,7 +21,9 @@ from .anatomy import Anatomy
 from .peek_study import StudyFacts
 from .token_bytes import token_bytes
 
-Text: TypeAlias = "str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | Tensor"
+Text: TypeAlias = (
+    "str | np.ndarray | Tensor | Sequence[str | int] | Sequence[Sequence[int] | np.ndarray | Tensor]"
+)
 Ids = Int32[np.ndarray, "_"]
 
 _NO_UTF_8 = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of a byte that is in no character

@@ -9,7 +9,13 @@ from helpers_models import tiny_model, tiny_tokenizer
 from nearline.collect.harvesting import harvest
 
 WORDS = "the quick brown fox jumps over lazy dog a model reads text and store keeps what it saw again".split()
-SMALL = {"tokens": 900, "sequence_length": 24, "min_length": 4, "batch_tokens": 96, "block": 90}
+SMALL: dict[str, Any] = {
+    "tokens": 900,
+    "sequence_length": 24,
+    "min_length": 4,
+    "batch_tokens": 96,
+    "block": 90,
+}
 
 # Module paths of each family: blocks, the norm in front of the MLP, the MLP. Written down, not looked up.
 PATHS = {

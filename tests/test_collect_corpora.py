@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -632,9 +633,9 @@ def test_passages_are_chosen_by_their_own_key_or_by_that_of_their_text(tmp_path:
 def test_a_choice_that_cannot_be_is_named(
     tmp_path: Path, sixty: str, option: str, keys: list[str], words: list[str]
 ) -> None:
-    options = CorpusOptions(**{option: key_file(tmp_path / "keys", *keys)})
+    given: dict[str, Any] = {option: key_file(tmp_path / "keys", *keys)}
     with pytest.raises(UsageError) as caught:
-        load(sixty, options=options)
+        load(sixty, options=CorpusOptions(**given))
     assert all(word in str(caught.value) for word in words), str(caught.value)
     with pytest.raises(UsageError):
         corpora.select(load(sixty), options)

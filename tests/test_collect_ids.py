@@ -27,7 +27,7 @@ from nearline.reports import report
 from nearline.store import Reader, info, verify
 from nearline.store.errors import UsageError
 
-SMALL = USUAL | {"tokens": 450, "block": 90, "threads": 1}
+SMALL: dict[str, Any] = USUAL | {"tokens": 450, "block": 90, "threads": 1}
 RNG = np.random.default_rng(0)
 END = 2  # the tiny tokenizer's EOS
 

@@ -177,7 +177,8 @@ def test_text_ids_and_lists_of_either_are_the_same_tokens(world: World) -> None:
     whole = peek(world.model, world.tokenizer, texts()[:3], world.study)
     ids = [world.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts()[:3]]
     with_bos = [torch.tensor([1, *one]) for one in ids]
-    for same in (ids, with_bos, [np.array(one, np.uint8) for one in ids]):
+    forms: list[Any] = [ids, with_bos, [np.array(one, np.uint8) for one in ids]]
+    for same in forms:
         found = peek(world.model, world.tokenizer, same, world.study)
         np.testing.assert_array_equal(found.token_id, whole.token_id)
         np.testing.assert_array_equal(found.error, whole.error)
@@ -202,14 +203,15 @@ def test_batches_do_not_change_the_order(world: World, monkeypatch: pytest.Monke
 
 def test_a_subset_of_layers_keeps_its_numbers(world: World) -> None:
     every = peek(world.model, world.tokenizer, texts()[0], world.study)
-    for asked, wanted in (
+    choices: list[tuple[Any, tuple[int, ...]]] = [
         ((2, 0), (0, 2)),
         (1, (1,)),
         ([1, 1], (1,)),
         (np.int64(2), (2,)),
         ("0,2", (0, 2)),
         ("all", (0, 1, 2)),
-    ):
+    ]
+    for asked, wanted in choices:
         some = peek(world.model, world.tokenizer, texts()[0], world.study, layers=asked)
         assert some.layers == wanted
         np.testing.assert_array_equal(some.error, every.error[list(wanted)])
@@ -477,7 +479,9 @@ def test_the_stores_need_not_be_at_hand(tmp_path: Path) -> None:
 def test_surrogates_that_lack_something_are_refused(tmp_path: Path) -> None:
     world = made(tmp_path, "llama", "float32", "float32", "always")
     study = Study.open(world.study)
-    arrays = {name: (array.dims, array.values) for name, array in study.surrogates().data_vars.items()}
+    arrays: dict[str, Any] = {
+        str(name): (array.dims, array.values) for name, array in study.surrogates().data_vars.items()
+    }
     layer = study.surrogates()["layer"].values
     attrs = dict(study.surrogates().attrs)
     study.write_surrogates({**{k: v for k, v in arrays.items() if k != "spread"}, "layer": layer}, attrs)

@@ -237,7 +237,11 @@ def test_an_adapters_folder_is_loaded_with_the_base_it_names(folders: Path, tmp_
 def test_collect_with_an_adapter_leaves_no_path_behind(folders: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("\n".join(json.dumps({"text": text}) for text in texts()), encoding="utf-8")
-    where = {"model": str(folders / "base"), "adapter": str(folders / "my-lora"), "device_map": "auto"}
+    where: dict[str, Any] = {
+        "model": str(folders / "base"),
+        "adapter": str(folders / "my-lora"),
+        "device_map": "auto",
+    }
     collect(HarvestSettings(**where, corpus=f"jsonl:{corpus}", **SMALL), tmp_path / "store")
     attributes = Reader.open(tmp_path / "store").attributes
     assert attributes.model.name == "base+my-lora"
@@ -250,7 +254,7 @@ def test_collect_with_an_adapter_leaves_no_path_behind(folders: Path, tmp_path: 
 def test_a_store_made_with_an_adapter_is_repaired(folders: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("\n".join(json.dumps({"text": text}) for text in texts()), encoding="utf-8")
-    where = {"model": str(folders / "base"), "adapter": str(folders / "my-lora")}
+    where: dict[str, Any] = {"model": str(folders / "base"), "adapter": str(folders / "my-lora")}
     store = tmp_path / "store"
     collect(HarvestSettings(**where, corpus=f"jsonl:{corpus}", **SMALL), store)
     before, chunk = chunks_of(store), store / "activations.zarr/residual/c/1/2/0"

@@ -20,7 +20,7 @@ from nearline.collect.planning import build_plan
 from nearline.collect.repairing import repair
 from nearline.collect.settings import parse
 from nearline.collect.token_bytes import token_bytes
-from nearline.collect.tokenise import SENTENCE, fingerprint, resolve_bos, tokenise, tokenise_for
+from nearline.collect.tokenise import SENTENCE, Policy, fingerprint, resolve_bos, tokenise, tokenise_for
 from nearline.collect.windows import Cutting
 from nearline.store.errors import UsageError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -89,7 +89,8 @@ class Framing(ByT5Tokenizer):
 def test_what_a_tokenizer_adds_though_told_not_to_is_taken_off() -> None:
     framing = Framing(bos_token="<s>")
     assert framing("a", add_special_tokens=False)["input_ids"] == [framing.bos_token_id, 100, 1]
-    for bos, wanted in (("auto", framing.bos_token_id), ("never", None)):
+    wanted_of: dict[Policy, int | None] = {"auto": framing.bos_token_id, "never": None}
+    for bos, wanted in wanted_of.items():
         tokens = tokenise(from_documents(["plain", "</s>"]), framing, bos=bos)
         assert tokens.bos_id == wanted
         right = tokenise(from_documents(["plain", "</s>"]), ByT5Tokenizer()).ids

@@ -107,7 +107,7 @@ def test_what_is_added_is_our_output_exactly_where_no_name_is_withheld(family: s
     """HookedTransformer's hook_mlp_out is what a block adds for its MLP: so it is our mlp_output, or "-"."""
     model, _ = tiny_model(family)
     names, found = translations(anatomy(model)), anatomy(model)
-    ours, sums = outputs(model, names["mlp_output"].nnsight), list[torch.Tensor]()
+    ours, sums = outputs(model, names["mlp_output"].nnsight), list[Any]()
     blocks = [layer.block for layer in found.layers]
     reads = [layer.norm or layer.mlp_first for layer in found.layers]
     residuals: list[torch.Tensor] = []
