@@ -634,8 +634,9 @@ def test_a_choice_that_cannot_be_is_named(
     tmp_path: Path, sixty: str, option: str, keys: list[str], words: list[str]
 ) -> None:
     given: dict[str, Any] = {option: key_file(tmp_path / "keys", *keys)}
+    options = CorpusOptions(**given)
     with pytest.raises(UsageError) as caught:
-        load(sixty, options=CorpusOptions(**given))
+        load(sixty, options=options)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     with pytest.raises(UsageError):
         corpora.select(load(sixty), options)

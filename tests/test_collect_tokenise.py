@@ -89,7 +89,7 @@ class Framing(ByT5Tokenizer):
 def test_what_a_tokenizer_adds_though_told_not_to_is_taken_off() -> None:
     framing = Framing(bos_token="<s>")
     assert framing("a", add_special_tokens=False)["input_ids"] == [framing.bos_token_id, 100, 1]
-    wanted_of: dict[Policy, int | None] = {"auto": framing.bos_token_id, "never": None}
+    wanted_of: dict[Policy, Any] = {"auto": framing.bos_token_id, "never": None}
     for bos, wanted in wanted_of.items():
         tokens = tokenise(from_documents(["plain", "</s>"]), framing, bos=bos)
         assert tokens.bos_id == wanted
@@ -282,7 +282,7 @@ def other_sentence(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFas
 
 def test_runs_and_repairs_are_refused_where_the_sentence_has_other_ids(tmp_path: Path) -> None:
     model, corpus = tiny_model("llama")[0], from_documents(texts())
-    few = SMALL | {"tokens": 300, "threads": 1}
+    few: dict[str, Any] = SMALL | {"tokens": 300, "threads": 1}
     other = other_sentence(tiny_tokenizer())
     assert fingerprint(other) == fingerprint(tiny_tokenizer())
     harvest(model, tiny_tokenizer(), corpus, tmp_path / "s", rank=0, world_size=2, **few)
