@@ -23,8 +23,7 @@ PINS := $(VENV)/constraints-without-torch.txt
 demo: $(VENV)/.wheel
 	$(BIN)/nearline quickstart $(DEMO_OUT)
 
-# One thread for each of the two processes: with more, their threads wait for one another on two cores, and the
-# tests take more than twice as long.
+# One thread for each of the two processes: with more, their threads wait for one another on two cores.
 test test-long: export OMP_NUM_THREADS ?= 1
 test test-long: export OPENBLAS_NUM_THREADS ?= 1
 
