@@ -1,150 +1,239 @@
-"""The graph of a fit on Dask threads: layers in, each layer's result out, the same bytes however it is
-scheduled.
+"""The tasks of a fit: layers in, each layer's result out, the same bytes wherever and however they run.
 
-Each range of a layer's blocks gives partial moments, joined from first to last; one task solves; each range
-then gives the needs of its rows; one task finishes the layer. BLAS runs on one thread throughout, so that
-parallel speed comes from tasks and every product has the same order of sums. At most `workers` tasks are in
-flight, each with one block and fixed buffers.
+Each range of a layer's blocks gives partial moments, joined from first to last; one task a family of
+surrogates solves; each range then gives the needs of its rows, by every family in one read; one task
+finishes the layer. Stores that several families are fitted on are read once. Workers hold one block and
+fixed buffers each, and need the stores alone: what goes into the study goes through the sink, in the
+calling process.
 """
 
-import threading
+import functools
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-import dask.config
 import numpy as np
-from dask.base import compute
-from dask.delayed import delayed
-from threadpoolctl import threadpool_limits
+from jaxtyping import Int32
 
-from ..store import Progress, silent
+from .compute import Session
+from .compute_tasks import Here, Task
 from .moments import MomentBuffers
 from .ridge import AlphaRule
 from .surrogates import LayerFit, LayerMoments, merge_layers, solve_layer
-from .tasks import Evaluated, range_moments, range_needs
+from .tasks import SINK_BUFFER_ROWS, Evaluated, range_moments, range_needs
 
 Needs = dict[str, np.ndarray]
-Finish = Callable[[int, LayerFit, dict[str, Needs]], Any]
+# From a layer, its surrogates by family, and their needs by family and store; runs on a worker.
+Finish = Callable[[int, dict[str, LayerFit], dict[str, dict[str, Needs]]], Any]
+Kept = TypeVar("Kept")
+
+MAIN = ""  # the family of the study's own surrogates
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """Surrogates fitted on some stores together, and which of their folds scores which row of every store."""
+
+    name: str
+    fitted: tuple[str, ...]
+    folds: Mapping[str, Int32[np.ndarray, "token"]]  # by store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """What is fitted on which rows, and which stores it is evaluated on."""
 
     layers: Sequence[int]
-    fitted: Evaluated
-    stores: Sequence[Evaluated]
+    stores: Mapping[str, Evaluated]
+    families: tuple[Family, ...]
     rules: Sequence[AlphaRule]
     n_folds: int
+    # The fold whose moments each row of a fitted store enters; a row below 0 enters none.
+    folds: Mapping[str, Int32[np.ndarray, "token"]]
+    extras: bool = False  # learning curve, ranks and variants too
 
 
-def run(job: Job, workers: int, finish: Finish, progress: Progress = silent) -> list[Any]:
-    """`finish(layer, fit, needs by store)` for every layer, in the order of `job.layers`."""
-    n_rows = sum(store.population.split.size for store in (job.fitted, *job.stores))
-    graph = _Graph(job, _Counter(progress, "fit", n_rows * len(job.layers)), _Pool(job))
-    return _compute([graph.layer(layer, finish) for layer in job.layers], workers)
+def one_family(
+    stores: Mapping[str, Evaluated],
+    fit_on: str,
+    layers: Sequence[int],
+    rules: Sequence[AlphaRule],
+    n_folds: int,
+    *,
+    extras: bool = False,
+) -> Job:
+    """The job of one fit: surrogates of `fit_on`, with the folds of the populations. `fit_on` may have no
+    rows here, where its moments are given.
+    """
+    folds = {name: store.population.fold for name, store in stores.items()}
+    family = Family(MAIN, (fit_on,), folds)
+    summed = {name: found for name, found in folds.items() if name == fit_on}
+    return Job(layers, stores, (family,), rules, n_folds, summed, extras)
 
 
-def fit_surrogates(job: Job, workers: int) -> list[LayerFit]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Saved:
+    """Moments of stores that are kept from an earlier fit, and stores whose moments are wanted back."""
+
+    load: Mapping[str, Callable[[int], LayerMoments]] = field(default_factory=dict)  # by store, of a layer
+    keep: tuple[str, ...] = ()
+
+
+def run(
+    job: Job,
+    session: Session,
+    finish: Finish,
+    sink: Callable[[int, Any, dict[str, LayerMoments]], Kept],
+    workers: int | None = None,
+    saved: Saved | None = None,
+    stage: str = "fit",
+) -> list[Kept]:
+    """`sink(layer, finish(layer, surrogates, needs), moments to keep)` for every layer, in the order of
+    `job.layers`.
+    """
+    saved = saved or Saved()
+    last = [_layer_task(job, layer, saved) for layer in job.layers]
+    return session.run(
+        _Shared(job, finish, _Pool(job.n_folds)),
+        last,
+        lambda index, found: sink(job.layers[index], *found),
+        stage,
+        workers,
+        "rows",
+    )
+
+
+def fit_surrogates(job: Job, session: Session) -> list[LayerFit]:
     """The surrogates of every layer, without needs: one pass over fit and test rows, then the solves."""
-    graph = _Graph(job, _Counter(silent, "fit", 1), _Pool(job))
-    return _compute([graph.solved(layer) for layer in job.layers], workers)
+    (family,) = job.families
+    last = [_solved(job, layer, family, _merged(job, layer, Saved())) for layer in job.layers]
+    return session.run(_Shared(job, _no_finish, _Pool(job.n_folds)), last, lambda _, fit: fit, "fit")
 
 
-def _compute(graphs: list[Any], workers: int) -> list[Any]:
-    # threadpool_limits holds for the whole process, not for a thread: it is set once, outside the tasks.
-    with threadpool_limits(1), dask.config.set(scheduler="threads", num_workers=workers):
-        return list(compute(*graphs, traverse=False))
+# The tasks of a layer
+
+
+def _layer_task(job: Job, layer: int, saved: Saved) -> Task:
+    merged = _merged(job, layer, saved)
+    solved = [_solved(job, layer, family, merged) for family in job.families]
+    parts = [
+        Task(_needs, (layer, name, blocks), tuple(solved), store.n_rows(blocks), f"needs of layer {layer}")
+        for name, store in job.stores.items()
+        for blocks in store.ranges()
+    ]
+    kept = tuple(merged[name] for name in saved.keep)
+    return Task(_finished, (layer, saved.keep), (*solved, *parts, *kept), label=f"layer {layer}")
+
+
+def _merged(job: Job, layer: int, saved: Saved) -> dict[str, Task]:
+    """The moments of each fitted store."""
+    names = dict.fromkeys(name for family in job.families for name in family.fitted)
+    return {
+        name: _given_moments(saved.load[name], layer) if name in saved.load else _store(job, layer, name)
+        for name in names
+    }
+
+
+def _given_moments(load: Callable[[int], LayerMoments], layer: int) -> Task:
+    return Task(_given, Here(functools.partial(load, layer)), label=f"saved moments of layer {layer}")
+
+
+def _store(job: Job, layer: int, name: str) -> Task:
+    store = job.stores[name]
+    label = f"moments of layer {layer} of store {name}"
+    first, *rest = [
+        Task(_moments, (layer, name, blocks), (), store.n_rows(blocks), label) for blocks in store.ranges()
+    ]
+    for part in rest:
+        first = Task(_merge, None, (first, part), label=label)
+    return first
+
+
+def _solved(job: Job, layer: int, family: Family, merged: Mapping[str, Task]) -> Task:
+    after = tuple(merged[name] for name in family.fitted)
+    return Task(_solve, None, after, label=f"surrogates of layer {layer}")
+
+
+# What runs on a worker
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared:
+    """What every task of a job gets."""
+
+    job: Job
+    finish: Finish
+    pool: "_Pool"
 
 
 class _Pool:
-    """Buffers of moments, handed from task to task: as many as there are tasks at work, touched only once."""
+    """Buffers of moments, handed from task to task: as many as there are tasks at work in a process, touched
+    only once. It travels empty.
+    """
 
-    def __init__(self, job: Job) -> None:
-        self._width, self._n_sums = job.fitted.reader.d_model, job.n_folds + 1
-        self._free: deque[MomentBuffers] = deque()
+    def __init__(self, n_folds: int) -> None:
+        self._n_folds = n_folds
+        self._free: deque[tuple[MomentBuffers, MomentBuffers]] = deque()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Pool, (self._n_folds,)
 
     @contextmanager
-    def buffers(self) -> Generator[MomentBuffers, None, None]:
+    def buffers(self, width: int) -> Generator[tuple[MomentBuffers, MomentBuffers], None, None]:
+        """Those of body rows, by fold and of test; those of sink rows, of fit and of test."""
         try:
             taken = self._free.pop()
         except IndexError:
-            taken = MomentBuffers(self._width, self._width, self._n_sums)
+            body = MomentBuffers(width, width, self._n_folds + 1)
+            taken = body, MomentBuffers(width, width, 2, SINK_BUFFER_ROWS)
         yield taken
         self._free.append(taken)
 
 
-class _Counter:
-    """Counts rows over all threads and hands them to the progress callback."""
-
-    def __init__(self, progress: Progress, stage: str, total: int) -> None:
-        self._progress, self._stage, self._total = progress, stage, total
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, rows: int) -> None:
-        with self._lock:
-            self._done += rows
-            self._progress(self._stage, self._done, self._total, "rows")
+def _given(shared: _Shared, moments: LayerMoments) -> LayerMoments:
+    return moments
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """Delayed values of one job.
-
-    What is no result of another task is bound to its function beforehand (`partial`), where Dask neither
-    hashes nor walks it.
-    """
-
-    job: Job
-    counter: _Counter
-    pool: _Pool
-
-    def solved(self, layer: int) -> Any:
-        """The layer's surrogates."""
-        first, *rest = [_task(partial(self._moments, layer, blocks)) for blocks in self.job.fitted.ranges()]
-        for part in rest:
-            first = _task(merge_layers, first, part)
-        return _task(partial(_solve, self.job.rules), first)
-
-    def layer(self, layer: int, finish: Finish) -> Any:
-        """The layer's result."""
-        solved = self.solved(layer)
-        parts = [
-            _task(partial(self._needs, store, layer, blocks), solved)
-            for store in self.job.stores
-            for blocks in store.ranges()
-        ]
-        return _task(partial(self._finish, layer, finish), solved, parts)
-
-    def _moments(self, layer: int, blocks: range) -> LayerMoments:
-        fitted = self.job.fitted
-        with self.pool.buffers() as buffers:
-            moments = range_moments(fitted.sources[layer], blocks, fitted.population, buffers)
-        self.counter.add(fitted.n_rows(blocks))
-        return moments
-
-    def _needs(self, store: Evaluated, layer: int, blocks: range, fit: LayerFit) -> Needs:
-        needs = range_needs(store.sources[layer], blocks, store.population, fit)
-        self.counter.add(store.n_rows(blocks))
-        return needs
-
-    def _finish(self, layer: int, finish: Finish, fit: LayerFit, parts: list[Needs]) -> Any:
-        remaining = iter(parts)
-        by_store: dict[str, Needs] = {}
-        for store in self.job.stores:
-            found = [next(remaining) for _ in store.ranges()]
-            by_store[store.name] = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-        return finish(layer, fit, by_store)
+def _moments(shared: _Shared, at: tuple[int, str, range]) -> LayerMoments:
+    layer, name, blocks = at
+    store, folds = shared.job.stores[name], shared.job.folds[name]
+    with shared.pool.buffers(store.reader.d_model) as buffers:
+        return range_moments(store.sources[layer], blocks, store.population, folds, *buffers)
 
 
-def _solve(rules: Sequence[AlphaRule], moments: LayerMoments) -> LayerFit:
-    return solve_layer(moments, rules)
+def _merge(shared: _Shared, _: None, first: LayerMoments, second: LayerMoments) -> LayerMoments:
+    return merge_layers(first, second)
 
 
-def _task(function: Callable[..., Any], *arguments: Any) -> Any:
-    return delayed(function, pure=False, traverse=False)(*arguments)
+def _solve(shared: _Shared, _: None, *moments: LayerMoments) -> LayerFit:
+    joined = functools.reduce(merge_layers, moments)
+    return solve_layer(joined, shared.job.rules, extras=shared.job.extras)
+
+
+def _needs(shared: _Shared, at: tuple[int, str, range], *fits: LayerFit) -> list[Needs]:
+    layer, name, blocks = at
+    store = shared.job.stores[name]
+    by = [(fit, family.folds[name]) for fit, family in zip(fits, shared.job.families, strict=True)]
+    return range_needs(store.sources[layer], blocks, store.population, by)
+
+
+def _finished(shared: _Shared, at: tuple[int, tuple[str, ...]], *results: Any) -> tuple[Any, Any]:
+    layer, keep = at
+    job = shared.job
+    names = [family.name for family in job.families]
+    fits = dict(zip(names, results, strict=False))
+    remaining = iter(results[len(names) :])
+    needs: dict[str, dict[str, Needs]] = {name: {} for name in names}
+    for store_name, store in job.stores.items():
+        found: list[list[Needs]] = [next(remaining) for _ in store.ranges()]
+        for index, name in enumerate(names):
+            parts = [part[index] for part in found]
+            needs[name][store_name] = {c: np.concatenate([part[c] for part in parts]) for c in parts[0]}
+    kept = dict(zip(keep, remaining, strict=True))
+    return shared.finish(layer, fits, needs), kept
+
+
+def _no_finish(*_: object) -> None:
+    """A job without needs finishes nothing."""

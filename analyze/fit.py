@@ -16,23 +16,29 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..store import Progress, Reader, Study, silent
+from ..store import Progress, Study, silent
 from ..store.names import printable
 from ..store.study import PROVENANCE
-from .engine import Job, run
+from .compute import session
+from .currency import drop_stale
+from .engine import Saved, one_family, run
+from .evidence import StoreRows
 from .examples import Texts
 from .facts import harvest_row, tokenizer_facts
 from .layers import layer_source
-from .outcome import LayerOutcome, LayerWriter, stacked, surrogate_rows
-from .population import fold_of_documents, load_population
+from .named_fits import stale_fits
+from .outcome import Fitted, LayerFinisher, LayerOutcome, stacked, surrogate_rows
+from .population import FIT, fold_of_documents, load_population
 from .results import to_table
+from .saved_moments import MomentsKeeper, moments_are_kept, saved_moments, stale_moments
 from .settings import FitSettings
-from .stores import StorePaths, choose_layers, fit_store, name_stores, open_stores
-from .tasks import Evaluated, check_memory
+from .stores import Sources, StorePaths, choose_layers, name_stores, open_sources
+from .surrogates import LayerMoments
+from .tasks import Evaluated, task_bytes
 
 STEP = "fit"
 # Raised whenever the same stores and settings give other numbers: older results are then not current.
-RESULTS_VERSION = 2
+RESULTS_VERSION = 3
 COMPUTED_WITH = ("nearline", "numpy", "scipy", "pyarrow", "polars", "dask")
 _LOG = logging.getLogger("nearline")
 
@@ -74,21 +80,21 @@ def _begun(path: str | Path) -> Generator[Study]:
 
 
 def _fit(study: Study, request: "_Request", progress: Progress) -> None:
-    readers, layers, fitted_name, settings = request.readers, request.layers, request.fit_on, request.settings
-    evaluated = _evaluate(readers, layers, fitted_name, settings)
+    evaluated = _evaluate(request)
     if replaced := request.replaces(study):
         _LOG.info("fit: %s: replaces the fit %s", study.path, replaced)
-    outcomes = _run(study, layers, evaluated, fitted_name, settings, progress)
-    outputs = _write(study, outcomes, evaluated, fitted_name, settings)
+    outcomes = _run(study, evaluated, request, progress)
+    outputs = _write(study, outcomes, evaluated, request)
     study.write_settings(request.paths, request.resolved)
     _remove_leftovers(study, outputs)
     facts = {
-        "rows": {name: reader.n_tokens for name, reader in readers.items()},
-        "tokenizers": {name: tokenizer_facts(reader) for name, reader in readers.items()},
+        "rows": {name: store.reader.n_tokens for name, store in evaluated.items()},
+        "tokenizers": {name: tokenizer_facts(store.reader) for name, store in evaluated.items()},
         "versions": {name: metadata.version(name) for name in COMPUTED_WITH},
     }
     study.record_step(STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts)
-    _drop_what_was_made_of_others(study)
+    _drop_fits_of_others(study)
+    drop_stale(study)
 
 
 def fit_is_current(study_path: str | Path, stores: StorePaths, settings: FitSettings | None = None) -> bool:
@@ -102,14 +108,17 @@ class _Request:
     """What one call of `fit` asks for, checked: its stores are sealed, comparable and have the layers."""
 
     paths: Mapping[str, str | Path]
-    readers: Mapping[str, Reader]
+    sources: Sources
     layers: Sequence[int]
-    fit_on: str
     settings: FitSettings
 
     @property
+    def fit_on(self) -> str:
+        return self.sources.fit_on
+
+    @property
     def inputs(self) -> dict[str, str]:
-        return {name: str(reader.digest) for name, reader in self.readers.items()}
+        return self.sources.digests
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -117,6 +126,9 @@ class _Request:
         return self.settings.results() | chosen
 
     def is_current(self, study: Study) -> bool:
+        wanted = self.settings.keep_moments and self.sources.fitted is None
+        if wanted and not moments_are_kept(study, self.fit_on, self.inputs, self.settings, self.layers):
+            return False
         return study.step_is_current(STEP, self.inputs, self.resolved)
 
     def replaces(self, study: Study) -> str | None:
@@ -146,8 +158,8 @@ def _plain(value: object) -> str:
 
 def _resolve(stores: StorePaths, settings: FitSettings) -> _Request:
     named = name_stores(stores)
-    readers = open_stores(named, settings.allow)
-    return _Request(named, readers, choose_layers(readers, settings), fit_store(readers, settings), settings)
+    sources = open_sources(named, settings)
+    return _Request(named, sources, choose_layers({**sources.readers, **sources.moments}, settings), settings)
 
 
 def open_study(path: str | Path) -> Study:
@@ -156,57 +168,77 @@ def open_study(path: str | Path) -> Study:
     return Study.open(folder) if folder.exists() and any(folder.iterdir()) else Study.create(folder)
 
 
-def _evaluate(
-    readers: Mapping[str, Reader], layers: Sequence[int], fitted_name: str, settings: FitSettings
-) -> dict[str, Evaluated]:
-    folds = fold_of_documents(readers[fitted_name], settings.folds, settings.seed)
+def _evaluate(request: "_Request") -> dict[str, Evaluated]:
+    """The stores with rows, as the surrogates see them."""
+    sources, settings = request.sources, request.settings
+    if sources.fitted is not None:
+        folds: Mapping[str, int] = sources.fitted.folds
+    else:
+        folds = fold_of_documents(sources.readers[request.fit_on], settings.folds, settings.seed)
     evaluated: dict[str, Evaluated] = {}
-    for name, reader in readers.items():
-        sources = {layer: layer_source(reader, layer) for layer in layers}
-        evaluated[name] = Evaluated(name, sources, load_population(reader, folds, name))
+    for name, reader in sources.readers.items():
+        layers = {layer: layer_source(reader, layer) for layer in request.layers}
+        evaluated[name] = Evaluated(name, layers, load_population(reader, folds, name))
     return evaluated
 
 
 def _run(
-    study: Study,
-    layers: Sequence[int],
-    evaluated: Mapping[str, Evaluated],
-    fitted_name: str,
-    settings: FitSettings,
-    progress: Progress,
+    study: Study, evaluated: Mapping[str, Evaluated], request: "_Request", progress: Progress
 ) -> list[LayerOutcome]:
-    fitted, stores = evaluated[fitted_name], list(evaluated.values())
-    block = max(store.reader.plan.block for store in stores)
-    limit = settings.memory_limit_bytes
-    workers = check_memory(fitted.reader.d_model, block, settings.folds, settings.n_workers, limit)
-    if workers < settings.n_workers:
-        _LOG.warning("fit: %d of %d workers fit into %s", workers, settings.n_workers, settings.memory_limit)
-    texts = {store.name: Texts(store.reader) for store in stores}
-    writer = LayerWriter(study, fitted, stores, texts, settings)
-    return run(Job(layers, fitted, stores, settings.rules, settings.folds), workers, writer, progress)
+    settings, layers = request.settings, request.layers
+    job = one_family(evaluated, request.fit_on, layers, settings.rules, settings.folds, extras=True)
+    texts = {store.name: Texts(store.reader) for store in evaluated.values()}
+    finish = LayerFinisher(_fitted_facts(request, evaluated), list(evaluated.values()), texts, settings)
+    rows = {name: StoreRows(name, evaluated[name].reader, evaluated[name].population) for name in job.folds}
+    saved = saved_moments(study, rows, job.folds, settings, layers)
+    if request.sources.fitted is not None:
+        saved = Saved({request.fit_on: request.sources.fitted.layer})
+    width = next(iter(evaluated.values())).reader.d_model
+    block = max(store.reader.plan.block for store in evaluated.values())
+    what = f"fit: a layer of width {width} with {settings.folds} folds and blocks of {block} rows"
+    kept = {name: rows[name] for name in saved.keep}
+    with (
+        session(settings, progress) as workers,
+        MomentsKeeper(study, kept, job.folds, settings, layers) as keeper,
+    ):
+        at_once = workers.at_once(task_bytes(width, block, settings.folds), what, "or lower `folds`")
+
+        def sink(layer: int, outcome: LayerOutcome, moments: Mapping[str, LayerMoments]) -> LayerOutcome:
+            keeper.add(layer, moments)
+            return outcome.written(study)
+
+        outcomes = run(job, workers, finish, sink, at_once, saved)
+        keeper.save()
+    return outcomes
+
+
+def _fitted_facts(request: "_Request", evaluated: Mapping[str, Evaluated]) -> Fitted:
+    n_folds, source = request.settings.folds, request.sources.fitted
+    if source is not None:
+        return Fitted(request.fit_on, tuple(source.n_fit_groups(k) for k in range(n_folds + 1)))
+    population = evaluated[request.fit_on].population
+    rows = population.rows(FIT)
+    first = [rows[population.fold[rows] < k] for k in range(n_folds + 1)]
+    return Fitted(request.fit_on, tuple(population.n_groups(found) for found in first))
 
 
 def _write(
-    study: Study,
-    outcomes: Sequence[LayerOutcome],
-    evaluated: Mapping[str, Evaluated],
-    fitted_name: str,
-    settings: FitSettings,
+    study: Study, outcomes: Sequence[LayerOutcome], evaluated: Mapping[str, Evaluated], request: "_Request"
 ) -> list[str]:
     """Write everything that is not written layer by layer; the paths of all files of the step."""
     stores = list(evaluated)
     tables: dict[str, Iterable[Mapping[str, Any]]] = {
         "harvest": (harvest_row(s.name, s.reader, s.population, Texts(s.reader)) for s in evaluated.values()),
-        "surrogates": surrogate_rows(outcomes, stores, settings),
-        "alphas": [row for outcome in outcomes for row in outcome.alphas],
-        "needs": _by_store(stores, [row for outcome in outcomes for row in outcome.needs]),
-        "need_histogram": _by_store(stores, [row for outcome in outcomes for row in outcome.histograms]),
-        "examples": _by_store(stores, [row for outcome in outcomes for row in outcome.examples]),
+        "surrogates": surrogate_rows(outcomes, stores, request.settings),
     }
+    surrogates = [outcome.surrogate for outcome in outcomes]
+    for name in outcomes[0].tables:
+        rows = [row for outcome in outcomes for row in outcome.tables[name]]
+        tables[name] = _by_store(list(request.inputs), rows)
     return [
         *(path for outcome in outcomes for path in outcome.files),
         *(study.write_rows(store.name, store.population.to_table()) for store in evaluated.values()),
-        study.write_surrogates(stacked(outcomes), {"fit_on": fitted_name}),
+        study.write_surrogates(stacked(request.layers, surrogates), {"fit_on": request.fit_on}),
         *(study.write_table(name, to_table(name, rows)) for name, rows in tables.items()),
     ]
 
@@ -216,22 +248,16 @@ def _by_store(stores: Sequence[str], rows: list[dict[str, Any]]) -> list[dict[st
     return sorted(rows, key=lambda row: stores.index(row["store"]))
 
 
-def _drop_what_was_made_of_others(study: Study) -> None:
-    """A report of tables that have been replaced: nobody may take it for one of these results."""
-    steps = study.provenance()
-    outputs = steps[STEP]["outputs"]
-    for name, step in steps.items():
-        tables = {key: digest for key, digest in step["inputs"].items() if key.startswith("tables/")}
-        if name != STEP and any(outputs.get(key) != digest for key, digest in tables.items()):
-            study.drop_step(name)
-            removed = ", ".join(step["outputs"])
-            _LOG.info("fit: %s: removed %s, which was of the results before", study.path, printable(removed))
-
-
 def _remove_leftovers(study: Study, outputs: Sequence[str]) -> None:
     """Files of an earlier fit with other stores or layers: nobody may take them for results of this one."""
     step = study.provenance().get(STEP)
     for name in sorted(set(step["outputs"]) - set(outputs)) if step else ():
-        (study.path / name).unlink(missing_ok=True)
-        if not any((study.path / name).parent.iterdir()):
-            (study.path / name).parent.rmdir()
+        study.remove_output(name)
+
+
+def _drop_fits_of_others(study: Study) -> None:
+    """Named fits and moments of stores, folds or alphas that are not those of this fit."""
+    steps = study.provenance()
+    for name in (*stale_fits(steps), *stale_moments(steps)):
+        study.drop_step(name)
+        _LOG.info("fit: %s: removed %s, which was of the fit before", study.path, printable(name))

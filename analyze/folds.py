@@ -15,17 +15,22 @@ from ..store import UsageError
 
 
 def assign_folds(
-    group_hashes: Sequence[str], group_rows: Int[np.ndarray, "group"], n_folds: int, seed: int
+    group_hashes: Sequence[str],
+    group_rows: Int[np.ndarray, "group"],
+    n_folds: int,
+    seed: int,
+    filled: Sequence[int] | None = None,
 ) -> Int[np.ndarray, "group"]:
-    """The fold of each group."""
-    if len(group_hashes) < n_folds:
+    """The fold of each group. `filled`: rows that each fold holds already, of groups whose fold is given."""
+    opened = filled is not None
+    if not opened and len(group_hashes) < n_folds:
         raise too_few_groups(len(group_hashes), n_folds)
     order = sorted(range(len(group_hashes)), key=lambda g: _rank(group_hashes[g], seed))
     folds = np.full(len(group_hashes), -1, np.int32)
-    filled = [0] * n_folds
+    filled = list(filled) if opened else [0] * n_folds
     for place, group in enumerate(order):
         # The first groups open one fold each, so that a group without rows cannot leave a fold empty.
-        fold = place if place < n_folds else filled.index(min(filled))
+        fold = place if not opened and place < n_folds else filled.index(min(filled))
         folds[group] = fold
         filled[fold] += int(group_rows[group])
     return folds

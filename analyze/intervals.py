@@ -1,4 +1,5 @@
-"""Intervals by group: sums per group in, estimates with linearised cluster-t intervals out.
+"""Intervals by group: sums per group, or influences of groups, in; estimates with linearised cluster-t
+intervals out.
 
 Every mean over tokens is a ratio of two sums over groups (values / counts), and so is 1 − R² (squared error /
 total). The ratio is linearised at its estimate; each group's influence is scaled by 1/(1 − its share of the
@@ -30,8 +31,10 @@ _LEAST_FREEDOM: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Ratios:
-    """Ratios Σ numerator / Σ denominator over groups, with the influence of each group on each ratio."""
+class Estimates:
+    """Statistics of one population (ratios Σ numerator / Σ denominator, and whatever else is linearised),
+    with the influence of each group on each: the estimate less that without the group, to first order.
+    """
 
     estimate: Float64[np.ndarray, "item"]
     influence: Float64[np.ndarray, "group item"]
@@ -50,7 +53,7 @@ def ratios(
     numerator: Num[np.ndarray, "group item"],
     denominator: Num[np.ndarray, "group item"],
     present: Bool[np.ndarray, "group"] | None = None,
-) -> Ratios:
+) -> Estimates:
     """Linearise Σ numerator / Σ denominator, item by item. Groups that are not `present` do not count; by
     default those without any denominator. An item without any denominator is NaN throughout.
     """
@@ -63,26 +66,42 @@ def ratios(
         share = denominator / total
         influence = (numerator - estimate * denominator) / total / (1.0 - share)
         n_effective = 1.0 / (share**2).sum(axis=0)
-    return Ratios(estimate, influence, n_effective, int(kept.size))
+    return Estimates(estimate, influence, n_effective, int(kept.size))
 
 
-def stack(parts: Sequence[Ratios]) -> Ratios:
-    """One family of ratios over the same groups."""
-    return Ratios(
+def stack(parts: Sequence[Estimates]) -> Estimates:
+    """One family. Items are over the same groups, where their needs are there for the same rows; where a need
+    is missing in other documents at each layer, groups are other ones too. Influences then stand side by side
+    as if groups were the same: each item keeps its own spread, and simultaneous bounds take its dependence on
+    the others for what chance would give, which makes them wider than they need be, not narrower.
+    """
+    n_groups = max(part.n_groups for part in parts)
+    return Estimates(
         np.concatenate([part.estimate for part in parts]),
-        np.concatenate([part.influence for part in parts], axis=1),
+        np.concatenate([_padded(part, n_groups) for part in parts], axis=1),
         np.concatenate([part.n_effective for part in parts]),
-        parts[0].n_groups,
+        n_groups,
     )
 
 
-def critical_value(ratios: Ratios, level: float = LEVEL) -> Float64[np.ndarray, "item"]:
+def _padded(part: Estimates, n_groups: int) -> Float64[np.ndarray, "group item"]:
+    """Influences with groups that are not there, and move nothing, at the end; the spread stays the same."""
+    if part.n_groups == n_groups:
+        return part.influence
+    if part.n_groups < 2:  # no spread is known of one group
+        return np.full((n_groups, part.estimate.size), np.nan)
+    factor = (part.n_groups - 1) / part.n_groups * n_groups / (n_groups - 1)
+    centred = (part.influence - part.influence.mean(axis=0)) * np.sqrt(factor)
+    return np.pad(centred, ((0, n_groups - part.n_groups), (0, 0)))
+
+
+def critical_value(ratios: Estimates, level: float = LEVEL) -> Float64[np.ndarray, "item"]:
     """Student's two-sided quantile for each ratio by itself; NaN for fewer than two groups."""
     return _student(ratios, (1.0 - level) / 2.0)
 
 
 def simultaneous_value(
-    ratios: Ratios, seed: int, level: float = LEVEL, draws: int = DRAWS
+    ratios: Estimates, seed: int, level: float = LEVEL, draws: int = DRAWS
 ) -> Float64[np.ndarray, "item"]:
     """Critical values that hold for all items at once, by the smallest p under random signs.
 
@@ -102,7 +121,7 @@ def simultaneous_value(
     return np.fmax(pointwise, _student(ratios, p_value / 2.0))
 
 
-def _student(ratios: Ratios, tail: float) -> np.ndarray:
+def _student(ratios: Estimates, tail: float) -> np.ndarray:
     freedom = np.maximum(ratios.n_effective - 1.0, _LEAST_FREEDOM)
     quantile = -scipy.special.stdtrit(freedom, tail)
     return np.where((ratios.n_groups >= 2) & np.isfinite(ratios.n_effective), quantile, np.nan)
@@ -126,7 +145,7 @@ def _smallest_p(centred: np.ndarray, seed: int, draws: int) -> np.ndarray:
 
 
 def share_bounds(
-    ratios: Ratios, critical: Float64[np.ndarray, "item"]
+    ratios: Estimates, critical: Float64[np.ndarray, "item"]
 ) -> tuple[Float64[np.ndarray, "item"], Float64[np.ndarray, "item"]]:
     """Bounds of a share: Wilson's interval (1927) at the sample size that the standard error amounts to, and
     at the effective number of groups where the share is 0 or 1: all of few documents is not all.
@@ -141,7 +160,7 @@ def share_bounds(
 
 
 def bounds(
-    ratios: Ratios, critical: Float64[np.ndarray, "item"]
+    ratios: Estimates, critical: Float64[np.ndarray, "item"]
 ) -> tuple[Float64[np.ndarray, "item"], Float64[np.ndarray, "item"]]:
     """estimate ± critical · standard error."""
     half = critical * ratios.standard_error
@@ -149,7 +168,7 @@ def bounds(
 
 
 def r_squared_bounds(
-    unexplained: Ratios, critical: Float64[np.ndarray, "item"]
+    unexplained: Estimates, critical: Float64[np.ndarray, "item"]
 ) -> tuple[Float64[np.ndarray, "item"], Float64[np.ndarray, "item"]]:
     """Bounds of R² = 1 − ratio, symmetric in log(1 − R²): never above 1, and better covered for skewed
     errors.

@@ -5,6 +5,7 @@ decode and one norm a block.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float32
@@ -12,6 +13,7 @@ from jaxtyping import Float32
 from ..store import Reader
 from .norms import Contribution, Norm, apply_norm, parse_kind
 
+GRADIENT: Final = "mlp_output_grad"
 Rows = Float32[np.ndarray, "token feature"]
 
 
@@ -35,6 +37,14 @@ class LayerSource:
         residual = self.reader.rows("residual", self.layer, block, block + 1)
         output = self.reader.rows("mlp_output", self.layer, block, block + 1)
         return residual, apply_norm(residual, self.norm), output
+
+    def gradient(self, block: int) -> Rows | None:
+        """∂L/∂y of every row of a block, L the summed loss of the row's sequence; None where a store has
+        none.
+        """
+        if GRADIENT not in self.reader.sites:
+            return None
+        return self.reader.rows(GRADIENT, self.layer, block, block + 1)
 
 
 def layer_source(reader: Reader, layer: int) -> LayerSource:

@@ -90,6 +90,11 @@ def penalty(rule: AlphaRule, spectrum: Spectrum) -> float:
     return float(rule) * spectrum.trace / spectrum.mean_x.size
 
 
+def inverse_values(spectrum: Spectrum, rule: AlphaRule) -> Float64[np.ndarray, "component"]:
+    """1/(s + λ), 0 where that would be rounding."""
+    return _inverse(spectrum.values, penalty(rule, spectrum))
+
+
 def solve(spectrum: Spectrum, rule: AlphaRule) -> Surrogate:
     """The ridge surrogate of the spectrum's population."""
     lam = penalty(rule, spectrum)
@@ -149,11 +154,19 @@ def _errors(
 
 def squared_error(surrogate: Surrogate, moments: Moments) -> float:
     """Σ‖y − ŷ‖² over the rows of the moments, for a surrogate fitted anywhere."""
+    return squared_errors(surrogate, [moments])[0]
+
+
+def squared_errors(surrogate: Surrogate, populations: Sequence[Moments]) -> list[float]:
+    """`squared_error` on each of several populations: WᵀW, the one product of this, serves them all."""
     weight, bias = surrogate.weight.astype(np.float64), surrogate.bias.astype(np.float64)
-    offset = moments.mean_y - weight @ moments.mean_x - bias
-    explained = np.einsum("tf,ft->", weight, moments.cxy)
-    fitted = np.einsum("tf,tf->", weight @ moments.cxx, weight)
-    return max(0.0, moments.syy - 2.0 * float(explained) + float(fitted) + moments.n * float(offset @ offset))
+    gram, errors = weight.T @ weight, list[float]()
+    for moments in populations:
+        offset = moments.mean_y - weight @ moments.mean_x - bias
+        error = moments.syy - 2.0 * np.einsum("tf,ft->", weight, moments.cxy)
+        error += np.einsum("fg,fg->", gram, moments.cxx) + moments.n * (offset @ offset)
+        errors.append(max(0.0, float(error)))
+    return errors
 
 
 def total_error(moments: Moments, mean_y: Float64[np.ndarray, "target"]) -> float:

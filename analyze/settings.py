@@ -5,7 +5,6 @@ names the nearest known field. `results()` holds the fields that the numbers dep
 computed them is not one of these.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,16 +12,12 @@ import pydantic
 from pydantic import Field
 
 from ..store.errors import UsageError
-from ..store.settings import parse_bytes, parse_layers, parse_settings
-
-# Fields that change how fast a result comes, never the result.
-_MACHINE_FIELDS = frozenset({"workers", "memory_limit"})
+from ..store.settings import parse_layers, parse_settings
+from .compute_settings import MACHINE_FIELDS, ComputeSettings
 
 
-class FitSettings(pydantic.BaseModel):
+class FitSettings(ComputeSettings):
     """Settings of `nearline fit`."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     linear_at: float = Field(
         default=0.9, gt=0, lt=1, description="An MLP counts as nearly linear from this held-out R² on."
@@ -51,11 +46,10 @@ class FitSettings(pydantic.BaseModel):
     examples: int = Field(
         default=10, ge=0, le=1000, description="Tokens of highest and of lowest need to show for a layer."
     )
-    workers: int | None = Field(
-        default=None, ge=1, description="Threads; as many as the process may use by default."
-    )
-    memory_limit: str = Field(
-        default="4 GiB", description="Bound of the working memory of all workers together."
+
+    keep_moments: bool = Field(
+        default=False,
+        description="Keep the moments in the study, so that later fits need not read the store again.",
     )
 
     @pydantic.field_validator("alphas", "allow", mode="before")
@@ -103,31 +97,15 @@ class FitSettings(pydantic.BaseModel):
             parse_layers(layers)
         return layers
 
-    @pydantic.field_validator("memory_limit")
-    @classmethod
-    def _check_memory(cls, limit: str) -> str:
-        parse_bytes(limit)
-        return limit
-
     @property
     def rules(self) -> tuple[float | str, ...]:
         """The alphas to compare: the grid, or the one that is given."""
         return self.alphas if self.alpha == "cv" else (self.alpha,)
 
-    @property
-    def n_workers(self) -> int:
-        if self.workers is not None:
-            return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-    @property
-    def memory_limit_bytes(self) -> int:
-        return parse_bytes(self.memory_limit)
-
     def results(self) -> dict[str, Any]:
         """The fields that results depend on, as plain values; what was allowed, where something was."""
         unused = set() if self.allow else {"allow"}
-        return self.model_dump(mode="json", exclude={*_MACHINE_FIELDS, *unused})
+        return self.model_dump(mode="json", exclude={*MACHINE_FIELDS, "keep_moments", *unused})
 
 
 def parse(data: Mapping[str, Any]) -> FitSettings:

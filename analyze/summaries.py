@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from ..store import SPLITS
-from .intervals import Ratios, bounds, critical_value, r_squared_bounds, ratios, share_bounds
-from .needs import NEEDS
+from .intervals import Estimates, bounds, critical_value, r_squared_bounds, ratios, share_bounds
+from .needs import LOSS_ESTIMATE, needs_in
 from .population import TEST, Population
 
 QUANTILES: Final = {f"q{q:02d}": q / 100 for q in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
@@ -33,7 +33,7 @@ def need_rows(needs: Needs, population: Population) -> Iterator[dict[str, Any]]:
     for split_index, split in enumerate(SPLITS):
         for kind in ("body", "sink"):
             rows = population.rows(split_index, kind)
-            for need in NEEDS:
+            for need in needs_in(needs):
                 key = {"need": need, "split": split, "population": kind}
                 yield key | _describe(needs[need][rows].astype(np.float64), population.group[rows])
 
@@ -52,7 +52,7 @@ def _describe(values: np.ndarray, group: np.ndarray) -> dict[str, Any]:
     return row | _shape(np.sort(values))
 
 
-def _cluster_means(values: np.ndarray, group: np.ndarray) -> Ratios:
+def _cluster_means(values: np.ndarray, group: np.ndarray) -> Estimates:
     present, index = np.unique(group, return_inverse=True)
     sums = np.stack([np.bincount(index, column, present.size) for column in values.T], axis=1)
     counts = np.bincount(index, minlength=present.size).astype(np.float64)
@@ -78,15 +78,20 @@ def _shape(ordered: np.ndarray) -> dict[str, float]:
 
 
 def histogram_rows(needs: Needs, population: Population, n_bins: int) -> Iterator[dict[str, Any]]:
-    """Rows of the table `need_histogram`: test body rows; the last bin of each need is the tail."""
+    """Rows of the table `need_histogram`: test body rows; the last bin of each need is the tail, and the
+    first one too of a need that has a sign.
+    """
     rows = population.rows(TEST)
-    for need in NEEDS:
+    for need in needs_in(needs):
         values = needs[need][rows].astype(np.float64)
         values = values[np.isfinite(values)]
         if not values.size:
             continue
         end = ERROR_RANGE if need == "error" else float(np.quantile(values, RANGE_QUANTILE))
-        edges = np.linspace(0.0, end or 1.0, n_bins + 1)
+        start = float(np.quantile(values, 1 - RANGE_QUANTILE)) if need == LOSS_ESTIMATE else 0.0
+        edges = np.linspace(start, end if end > start else start + 1.0, n_bins + 1)
+        if need == LOSS_ESTIMATE:
+            edges = np.insert(edges, 0, min(float(values.min()), np.nextafter(start, -np.inf)))
         edges = np.append(edges, max(float(values.max()), np.nextafter(edges[-1], np.inf)))
         counts, _ = np.histogram(values, edges)
         for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
@@ -117,7 +122,7 @@ def _contribution_names(needs: Needs) -> tuple[str, str]:
     return "error_norm", "y_centred_norm"
 
 
-def r2_interval(sums: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[float, float, float, Ratios]:
+def r2_interval(sums: tuple[np.ndarray, np.ndarray, np.ndarray]) -> tuple[float, float, float, Estimates]:
     """R² with its pointwise interval. Too few groups for any interval give NaN bounds; an output that does
     not vary has no R² at all, and everything is NaN.
     """

@@ -8,7 +8,7 @@ Cost: that of a harvest's start, and about ten seconds for the probe.
 
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from ..analyze.moments_file import claim_moments
+from ..store.attributes import Attributes
 from ..store.beginning import begun_attributes, check_same, claim_store
 from ..store.folder import committed_blocks
 from ..store.hub_limits import Limit, hub_limits
 from ..store.layout import objects_per_block
 from ..store.plan import SPLITS
 from ..store.progress import Progress, silent
-from . import probing
+from . import moments_only, moments_pass, probing
 from .anatomy import anatomy
 from .batch_budget import batch_budget
 from .describing import attributes_of
@@ -103,7 +105,7 @@ def forecast(
 ) -> Forecast:
     """Everything a harvest with these settings into `path` needs; what cannot fit is refused."""
     started = time.perf_counter()
-    with visited(Path(path)) as folder:
+    with visited(Path(path), claim_moments if settings.moments_only else claim_store) as folder:
         corpus, loaded = load_both(settings)
         with evaluating(loaded.model, settings.threads):
             net = anatomy(loaded.model)
@@ -113,10 +115,13 @@ def forecast(
             prepared = prepare(net, tokens.corpus, tokens, settings, folder, measured=budget.measured)
             held_bytes, device_free = process_bytes(), free_device_bytes(working_device(net))
             proof = prove(prepared.anatomy, first_batch(prepared))
+            attributes = attributes_of(prepared, loaded, settings, proof)
             if (begun := begun_attributes(folder)) is not None:
-                check_same(folder, begun, attributes_of(prepared, loaded, settings, proof))
+                check_same(folder, begun, attributes)
+            if settings.moments_only:
+                moments_only.check_whole(folder, attributes, settings)
             setup_s = time.perf_counter() - started
-            speeds = _speeds(prepared, settings, folder, progress) if probe else None
+            speeds = _speeds(prepared, attributes, settings, folder, progress) if probe else None
         return Forecast(
             model=loaded.name,
             corpus=corpus.spec,
@@ -134,33 +139,48 @@ def forecast(
 
 
 @contextmanager
-def visited(path: Path) -> Generator[Path]:
+def visited(path: Path, claim: Callable[[Path], Path] = claim_store) -> Generator[Path]:
     """The target as a harvest would find and claim it; afterwards what was not there is gone again."""
     absent = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        yield claim_store(path)
+        yield claim(path)
     finally:
         for folder in absent:
             with suppress(OSError):  # another process may have begun to write there
                 folder.rmdir()
 
 
-def _speeds(prepared: Prepared, settings: HarvestSettings, folder: Path, progress: Progress) -> Speeds:
-    """Of the blocks that this rank would do now; one block more is written when the model is done."""
+def _speeds(
+    prepared: Prepared, attributes: Attributes, settings: HarvestSettings, folder: Path, progress: Progress
+) -> Speeds:
+    """Of the blocks that this rank would do now; one block more is written when the model is done, or all
+    sums are."""
     plan, needs = prepared.planned.plan, prepared.needs
+    summing = moments_pass.first_recorder(prepared, attributes, settings) if settings.moments_only else None
     masking = settings.on_nonfinite == "mask"
-    model = probing.model_speed(prepared, mask_nonfinite=masking, progress=progress)
+    model = probing.model_speed(prepared, mask_nonfinite=masking, progress=progress, summing=summing)
     disk = probing.disk_speed(prepared, folder, settings.compressor)
-    blocks = ranks_of(settings).own(set(range(plan.n_blocks)) - committed_blocks(folder))
+    if summing is None:
+        blocks = ranks_of(settings).own(set(range(plan.n_blocks)) - committed_blocks(folder))
+    else:
+        blocks = moments_pass.summed_blocks(plan)
     _, first = np.unique(plan.sequence_batch, return_index=True)
     n_padded = int(padded_tokens(plan)[np.isin(plan.sequence_block[first], blocks)].sum())
+    model_s = n_padded / model
+    if summing is not None:
+        write_s = needs.store_bytes / disk
+        return Speeds(model, disk, model_s, write_s, model_s + write_s)
     block_s = needs.store_bytes / plan.n_blocks / disk
-    model_s, write_s = n_padded / model, len(blocks) * block_s
+    write_s = len(blocks) * block_s
     return Speeds(model, disk, model_s, write_s, max(model_s, write_s) + (block_s if blocks else 0.0))
 
 
 def _plan_facts(prepared: Prepared) -> dict[str, Any]:
     plan, shape, needs = prepared.planned.plan, prepared.shape, prepared.needs
+    n_objects = plan.n_blocks * objects_per_block(*shape.sizes[1:3])
+    dtype = shape.storage_dtype
+    if prepared.n_sums:
+        n_objects, dtype = needs.n_chunks, f"float64 sums of {dtype} values"
     rows = {name: int(plan.block_rows[plan.block_split == code].sum()) for code, name in enumerate(SPLITS)}
     return {
         "n_tokens": plan.n_tokens,
@@ -168,11 +188,11 @@ def _plan_facts(prepared: Prepared) -> dict[str, Any]:
         "layers": shape.layers,
         "d_model": shape.d_model,
         "sites": shape.sites,
-        "storage_dtype": shape.storage_dtype,
+        "storage_dtype": dtype,
         "sequence_length": plan.sequence_length,
         "block": plan.block,
         "n_blocks": plan.n_blocks,
-        "n_objects": plan.n_blocks * objects_per_block(*shape.sizes[1:3]),
+        "n_objects": n_objects,
         "bytes_per_token": needs.store_bytes / plan.n_tokens,
         "store_bytes": needs.store_bytes,
     }
@@ -182,10 +202,14 @@ def _memory(needs: Needs, held_bytes: int) -> dict[str, Any]:
     """Peaks: the process as it was when all was loaded, and what a run takes beyond it."""
     on_host = needs.device == "cpu"
     batch = {"batch": needs.batch_bytes, "logits": needs.logits_bytes}
+    batch |= {"moments": needs.moments_bytes} if needs.moments_bytes else {}
     model = {"model": needs.model_bytes}
     rest = held_bytes - needs.model_bytes if on_host else held_bytes
     host = {"program and texts": max(rest, 0), **(model if on_host else {})}
-    host |= {"block buffers": needs.buffer_bytes, "chunk in hand": needs.packing_bytes}
+    if needs.moments_bytes:
+        host |= {"layer in hand": needs.packing_bytes}
+    else:
+        host |= {"block buffers": needs.buffer_bytes, "chunk in hand": needs.packing_bytes}
     host |= batch if on_host else {}
     return {
         "device": needs.device,

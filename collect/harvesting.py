@@ -2,14 +2,16 @@
 
 In: settings, or a live model with its tokenizer and documents; a new or empty folder, or a store that an
 earlier run left unfinished. Out: a sealed store there, or this rank's share of it, and what the run was
-like. Everything that can be refused is refused before the first forward pass; blocks are written and
-committed by another thread while the model runs. Cost: the forward passes and a few percent; memory: the
-model, two block buffers, one batch. Whatever stops a run, its committed blocks stay, and the same command
-continues to the same bytes; while there are none yet, what it created is removed.
+like; with `moments_only` sums instead of rows. Everything that can be refused is refused before the first
+forward pass; blocks are written and committed by another thread while the model runs. Cost: the forward
+passes and a few percent; memory: the model, two block buffers, one batch. Whatever stops a run, its committed
+blocks stay, and the same command continues to the same bytes; while there are none yet, what it created is
+removed.
 """
 
 import logging
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from ..store.folder import GROUP
 from ..store.local import local_path
 from ..store.progress import Progress, silent
 from ..store.writer import StoreWriter
-from . import corpora, models
+from . import corpora, models, moments_only
 from .anatomy import anatomy
 from .batch_budget import batch_budget
 from .claim import Claim, claimed
@@ -60,7 +62,7 @@ def collect(
 
     The same call continues a store that was left unfinished. `stop` is what `stop_on_signals` gives."""
     watch = Watch(stop or StopRequest(), settings.max_time_s)
-    with claimed(local_path(path, "store"), ranks_of(settings)) as claim:
+    with _claimed(path, settings) as claim:
         corpus, loaded = load_both(settings)
         return _run(loaded, corpus, claim, settings, progress, watch)
 
@@ -86,7 +88,7 @@ def harvest(
     that was left unfinished; `stop` is what `stop_on_signals` gives."""
     chosen = parse({**(settings.model_dump() if settings else {}), **overrides})
     watch = Watch(stop or StopRequest(), chosen.max_time_s)
-    with claimed(local_path(path, "store"), ranks_of(chosen)) as claim:
+    with _claimed(path, chosen) as claim:
         given = (
             documents
             if isinstance(documents, Corpus)
@@ -96,6 +98,12 @@ def harvest(
             given = corpora.select(given, CorpusOptions.of(chosen))
         loaded = models.describe(model, tokenizer, name)
         return _run(loaded, given, claim, chosen, progress, watch, live=True).path
+
+
+def _claimed(path: str | Path, settings: HarvestSettings) -> AbstractContextManager[Claim]:
+    if settings.moments_only:
+        return moments_only.claimed(local_path(path, "moments folder"), ranks_of(settings))
+    return claimed(local_path(path, "store"), ranks_of(settings))
 
 
 def _run(
@@ -122,6 +130,10 @@ def _run(
         logger.info("first rows: %s", sample.replace("\n", "↵ "))
         # The plan's first batch, whichever blocks this run takes: all runs and ranks prove the same.
         proof = prove(prepared.anatomy, first_batch(prepared))
+        if settings.moments_only:
+            attributes = attributes_of(prepared, loaded, settings, proof)
+            summed = moments_only.run(claim.path, prepared, attributes, settings, progress, watch)
+            return summed.done(sample, notes)
         writer = begin(claim, prepared, loaded, settings, proof)
         run = Run(prepared, writer, used, claim.ranks, watch.request, began)
         try:

@@ -8,7 +8,7 @@ scores are formed. Cost: a look at the shapes of the weights.
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ SCORES_FORMED = ("eager",)  # attention implementations that hold a score for ea
 # inner values in the MLP (some activation functions are formulas of many steps). With these, estimates were
 # 0.9 to 1.7 times what Llama, GPT-2 and GPT-NeoX took on a CPU in float32 and bfloat16.
 STREAM_COPIES, INNER_COPIES = 6, 4
+PRODUCT_ROWS = 2048  # of one product of rows with rows, where moments are summed
+N_SMALL_SUMS = 5  # arrays of a layer's moments beside the two of matrices, the contribution's among them
 UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where the system does not say how much is available
 
 
@@ -49,16 +51,18 @@ class Needs:
     n_folders: int
     most_entries: int  # of one folder
     chunk_bytes: int  # of the largest file
+    n_chunks: int = 0  # objects of moments
+    moments_bytes: int = 0  # device: sums of all layers, and what it takes to add to them
 
     @property
     def device_bytes(self) -> int:
         """The peak on the device."""
-        return self.model_bytes + self.batch_bytes + self.logits_bytes
+        return self.model_bytes + self.batch_bytes + self.logits_bytes + self.moments_bytes
 
     @property
     def host_bytes(self) -> int:
         """What a run takes of the host beyond the process as it is with its model loaded."""
-        here = self.batch_bytes + self.logits_bytes if self.device == "cpu" else 0
+        here = self.device_bytes - self.model_bytes if self.device == "cpu" else 0
         return self.buffer_bytes + self.packing_bytes + here
 
 
@@ -75,15 +79,15 @@ def working_device(anatomy: Anatomy) -> torch.device:
     return found
 
 
-def needs_of(anatomy: Anatomy, shape: Shape, plan: Plan) -> Needs:
-    """Of a whole harvest by this plan."""
+def needs_of(anatomy: Anatomy, shape: Shape, plan: Plan, n_sums: int = 0) -> Needs:
+    """Of a whole harvest by this plan. `n_sums`: of a layer, where sums are stored instead of rows."""
     sizes, n_arrays, device = shape.sizes, len(shape.slots), working_device(anatomy)
     buffer_bytes = block_bytes(shape.block, *sizes)
     if device.type != "cpu":
         buffer_bytes += pinned_bytes(shape)
     chunk_bytes = shape.block * shape.d_model * shape.itemsize + CRC_BYTES
     padded, longest = largest_batch(plan)
-    return Needs(
+    needs = Needs(
         device=device.type,
         model_bytes=model_bytes(anatomy),
         batch_bytes=activation_bytes(anatomy, padded, longest) + copies_bytes(device, shape, padded),
@@ -96,6 +100,29 @@ def needs_of(anatomy: Anatomy, shape: Shape, plan: Plan) -> Needs:
         most_entries=max(plan.n_blocks, len(shape.layers)),
         chunk_bytes=chunk_bytes,
     )
+    return needs if not n_sums else replace(needs, **moments_needs(shape, padded, n_sums))
+
+
+def moments_needs(shape: Shape, padded: int, n_sums: int) -> dict[str, int]:
+    """What differs where each layer is summed in float64 and no row is stored: no block buffers; on the host
+    one layer's sums on their way to the disk, as they are, stacked and in the file's hands.
+    """
+    n_layers, width = len(shape.layers), shape.d_model
+    layer = n_sums * (2 * width * width + 3 * width + 1) * 8
+    at_work = 2 * width * width * 4 + (2 * padded + 4 * min(padded, PRODUCT_ROWS)) * width * 4
+    n_chunks = n_layers * (2 * n_sums + N_SMALL_SUMS)
+    n_arrays = N_SMALL_SUMS + 2
+    return {
+        "moments_bytes": n_layers * layer + at_work,
+        "buffer_bytes": 0,
+        "packing_bytes": 2 * layer,
+        "store_bytes": n_layers * layer,
+        "n_chunks": n_chunks,
+        "n_files": n_chunks + n_layers * (n_arrays + 1) + 2,
+        "n_folders": n_layers * (18 + 4 * n_sums),
+        "most_entries": max(n_layers + 2, n_sums),
+        "chunk_bytes": width * width * 8 + CRC_BYTES,
+    }
 
 
 def largest_batch(plan: Plan) -> tuple[int, int]:
@@ -147,15 +174,22 @@ def copies_bytes(device: torch.device, shape: Shape, padded: int) -> int:
 def check_needs(needs: Needs, folder: Path, missing_bytes: int, *, measured: bool = False) -> None:
     """Refuse what cannot fit, before the first forward pass. `missing_bytes` of the store are not written
     yet, into `folder` (which exists) or one below it. `measured`: a batch was tried on the device."""
-    check_host(needs.buffer_bytes, needs.host_bytes - needs.buffer_bytes)
-    if not measured:
+    check_host(needs.buffer_bytes, needs.host_bytes - needs.buffer_bytes, needs.moments_bytes)
+    if not measured or needs.moments_bytes:  # a batch was tried without the sums beside it
         check_device(needs)
     check_space(folder, missing_bytes, ", or lower tokens, layers or the storage dtype")
     check_files(folder, (needs.n_files + needs.n_folders) * missing_bytes // needs.store_bytes)
 
 
-def check_host(buffer_bytes: int, other_bytes: int) -> None:
+def check_host(buffer_bytes: int, other_bytes: int, moments_bytes: int = 0) -> None:
     available = available_memory_bytes()
+    if moments_bytes and buffer_bytes + other_bytes > available:
+        raise EnvironmentFault(
+            f"moments need {moments_bytes / 2**20:,.1f} MiB and the rest of a run "
+            f"{(buffer_bytes + other_bytes - moments_bytes) / 2**20:,.1f} MiB, this machine has "
+            f"{available / 2**20:,.1f} MiB available. "
+            "Take fewer layers at once, or lower folds."
+        )
     if buffer_bytes + other_bytes > available:
         raise EnvironmentFault(
             f"block buffers need {buffer_bytes / 2**20:,.1f} MiB and a batch {other_bytes / 2**20:,.1f} MiB, "
@@ -166,7 +200,13 @@ def check_host(buffer_bytes: int, other_bytes: int) -> None:
 
 def check_device(needs: Needs) -> None:
     """The model is on the device already: only what a batch takes is still to come."""
-    free, more = free_device_bytes(needs.device), needs.batch_bytes + needs.logits_bytes
+    free, more = free_device_bytes(needs.device), needs.device_bytes - needs.model_bytes
+    if free is not None and more > free and needs.moments_bytes > more // 2:
+        raise EnvironmentFault(
+            f"moments need {needs.moments_bytes / 2**20:,.1f} MiB on the GPU and a batch "
+            f"{(more - needs.moments_bytes) / 2**20:,.1f} MiB beside the model, {free / 2**20:,.1f} MiB are "
+            "free. Take fewer layers at once, or lower folds."
+        )
     if free is not None and more > free:
         raise EnvironmentFault(
             f"one batch needs {more / 2**20:,.1f} MiB on the GPU beside the model, "

@@ -24,6 +24,7 @@ from .few_groups import few_groups_note
 from .needs import Needs, check_needs, needs_of, working_device
 from .planning import Planned, assign_splits, build_plan, reachable_tokens
 from .settings import HarvestSettings
+from .site_names import DEFAULT_SITES
 from .tokenise import TokenisedCorpus
 from .windows import Cutting
 
@@ -45,11 +46,12 @@ class Prepared:
     splits: np.ndarray
     planned: Planned
     shape: Shape
+    n_sums: int = 0  # of a layer, where sums are stored instead of rows
 
     @property
     def needs(self) -> Needs:
         """Memory, disk space and files."""
-        return needs_of(self.anatomy, self.shape, self.planned.plan)
+        return needs_of(self.anatomy, self.shape, self.planned.plan, self.n_sums)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -85,7 +87,9 @@ def prepare(
     splits = assign_splits(groups, hashes, seed=settings.seed)
     lengths = np.array([len(ids) for ids in tokens.ids], np.int64)
     reachable = reachable_tokens(lengths, splits, cutting, settings.tokens, hashes)
-    block = _block(reachable, row, settings)
+    # Sums are over the rows that a harvest of these settings would store: its block decides which they are.
+    stored = dataclasses.replace(row, sites=DEFAULT_SITES) if settings.moments_only else row
+    block = _block(reachable, stored, settings)
     planned = build_plan(
         lengths,
         splits,
@@ -96,7 +100,7 @@ def prepare(
         bos_places=tokens.bos_places,
     )
     shape = dataclasses.replace(row, block=block)
-    prepared = Prepared(anatomy, corpus, tokens, hashes, groups, splits, planned, shape)
+    prepared = Prepared(anatomy, corpus, tokens, hashes, groups, splits, planned, shape, settings.n_sums)
     missing_bytes = prepared.missing_bytes(committed_blocks(path))
     check_needs(prepared.needs, path, missing_bytes, measured=measured)
     return prepared

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from .flight import Flight, OpenBlock
 from .loop import recorder_of
 from .needs import working_device
 from .preparing import Prepared
-from .recorder import Filling
+from .recorder import Filling, Recorder
 from .refused_values import ValueRefused
 from .rows import Batch, block_batches, block_columns
 
@@ -36,11 +37,15 @@ PROBE_BYTES = 128 * 2**20
 MOST_CHUNKS = 64
 
 
-def model_speed(prepared: Prepared, *, mask_nonfinite: bool, progress: Progress) -> float:
-    """Padded tokens a second, over batches from the longest to the shortest of the first block."""
+def model_speed(
+    prepared: Prepared, *, mask_nonfinite: bool, progress: Progress, summing: Recorder | None = None
+) -> float:
+    """Padded tokens a second, over batches from the longest to the shortest of the first block. `summing`:
+    the recorder of a harvest that stores no rows."""
     plan, net = prepared.planned.plan, prepared.anatomy
-    recorder = recorder_of(prepared, mask_nonfinite=mask_nonfinite)
-    filling = Filling(make_buffers(prepared.shape, working_device(net), count=1)[0], prepared.shape)
+    recorder = summing or recorder_of(prepared, mask_nonfinite=mask_nonfinite)
+    shape = prepared.shape if summing is None else replace(prepared.shape, block=1)
+    filling = Filling(make_buffers(shape, working_device(net), count=1)[0], shape)
     columns = block_columns(plan, 0, prepared.tokens.ids, prepared.tokens.special_ids)
     block = OpenBlock(0, 0.0, columns, filling)
     chosen = _spread(list(block_batches(plan, 0, columns["token_id"])))

@@ -115,6 +115,9 @@ class Recorder:
         lane = self._lane(tensor)
         rows = lane.rows_of(tensor)
         lane.measure(slot, rows, masks=self.mask_nonfinite)
+        self._keep(site, layer, lane, rows)
+
+    def _keep(self, site: str, layer: int | None, lane: Lane, rows: Tensor) -> None:
         index = 0 if layer is None or site == "embedding" else self._index[layer]
         lane.keep(self._filling.buffer.sites[site][index, self._row0 : self._row1], rows)
 

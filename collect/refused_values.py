@@ -18,6 +18,7 @@ class ValueRefused(Exception):
         super().__init__(f"{site} layer {layer} row {row}: {value}")
         self.site, self.layer, self.row, self.value, self.limit = site, layer, row, value, limit
         self.block = 0  # whoever knows it says so
+        self.maskable = True  # whether on_nonfinite=mask would help
 
     def explained(self, prepared: Prepared, n_committed: int) -> NotFinite | OutOfRange:
         """The user's error: site, layer, token, the dtype to use instead, and what is safe."""
@@ -35,9 +36,10 @@ class ValueRefused(Exception):
     def _told(self, storage_dtype: str, where: str, safe: str) -> NotFinite | OutOfRange:
         site = f"`{self.site}`" + ("" if self.layer is None else f" layer {self.layer}")
         if not np.isfinite(self.value):
+            mask = ", or on_nonfinite=mask to store such rows as not valid" if self.maskable else ""
             return NotFinite(
                 f"{site}, {where}: the model gave a value that is not finite. Try another compute dtype "
-                f"(dtype=float32), or on_nonfinite=mask to store such rows as not valid. {safe}"
+                f"(dtype=float32){mask}. {safe}"
             )
         other = "bfloat16 (same range as float32) or float32" if storage_dtype == "float16" else "float32"
         return OutOfRange(

@@ -17,7 +17,7 @@ from ..store.errors import UsageError
 from ..store.parsing import INT32_MAX
 from ..store.settings import parse_bytes, parse_layers, parse_settings
 from .max_memory import parse_max_memory
-from .site_names import DEFAULT_SITES, parse_sites
+from .site_names import DEFAULT_SITES, MOMENTS_SITES, parse_sites
 from .stopping import parse_duration
 
 Count = Annotated[int, Field(ge=1)]
@@ -143,6 +143,16 @@ class HarvestSettings(pydantic.BaseModel):
     world_size: Count | None = Field(
         default=None, description="How many processes share the blocks; default: torchrun's, or 1."
     )
+    moments_only: bool = Field(
+        default=False,
+        description="Store no rows but the sums that surrogates are fitted on, summed while the model runs.",
+    )
+    folds: Annotated[int, Field(ge=2, le=100)] = Field(
+        default=5, description="With moments_only: folds over groups of documents, as `fit` has them."
+    )
+    fold_seed: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="With moments_only: seed of the folds, the `seed` of `fit`."
+    )
 
     @pydantic.field_validator("layers", mode="before")
     @classmethod
@@ -186,6 +196,34 @@ class HarvestSettings(pydantic.BaseModel):
             raise UsageError(
                 f"{info.field_name}={value} says how to spread a model: "
                 "set device_map=auto too (--device-map auto)"
+            )
+        return value
+
+    @pydantic.field_validator("folds", "fold_seed")
+    @classmethod
+    def _only_of_moments(cls, value: int, info: pydantic.ValidationInfo) -> int:
+        name = str(info.field_name)
+        if value != cls.model_fields[name].default and not info.data.get("moments_only"):
+            raise UsageError(
+                f"{name}={value}: rows are stored without folds, `fit` makes them; set moments_only too to "
+                "store sums by fold"
+            )
+        return value
+
+    @pydantic.field_validator("moments_only")
+    @classmethod
+    def _nothing_about_rows_that_are_not_stored(cls, value: bool, info: pydantic.ValidationInfo) -> bool:
+        given = {name: info.data.get(name) for name in ("sites", "compressor", "rank", "world_size")}
+        useless = [f"{name}={found}" for name, found in given.items() if found is not None]
+        if value and info.data.get("on_nonfinite") == "mask":
+            raise UsageError(
+                "on_nonfinite=mask goes with rows that are stored: a layer is summed before the next one "
+                "shows whether a row is masked; use on_nonfinite=stop, or harvest the rows"
+            )
+        if value and useless:
+            raise UsageError(
+                f"{' and '.join(useless)} go with rows that are stored; here one process sums `residual` and "
+                "`mlp_output` and stores no rows: leave this out"
             )
         return value
 
@@ -238,13 +276,21 @@ class HarvestSettings(pydantic.BaseModel):
         return () if self.exclude_tokens is None else parse_ids(self.exclude_tokens)
 
     @property
+    def n_sums(self) -> int:
+        """Sums of a layer that moments have: by fold, of test, and of the sink rows of both; 0: rows are
+        stored."""
+        return self.folds + 3 if self.moments_only else 0
+
+    @property
     def memory_limit_bytes(self) -> int | None:
         """The limit as a number; None where the harvest shall take 4 GiB."""
         return None if self.memory_limit is None else parse_bytes(self.memory_limit)
 
     @property
     def chosen_sites(self) -> tuple[str, ...]:
-        """The sites to store, in the order in which a store lists them."""
+        """The sites to store, or to sum, in the order in which a store lists them."""
+        if self.moments_only:
+            return MOMENTS_SITES
         return DEFAULT_SITES if self.sites is None else parse_sites(self.sites)
 
     @property

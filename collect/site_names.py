@@ -12,6 +12,7 @@ from ..store.errors import UsageError
 LAYER_SITES = ("residual", "mlp_output", "mlp_input")
 SITES = (*LAYER_SITES, "embedding")  # the order in which a store lists those it has
 DEFAULT_SITES = ("residual", "mlp_output", "embedding")
+MOMENTS_SITES = ("residual", "mlp_output")  # what a surrogate is fitted on
 
 
 def parse_sites(value: str | Iterable[str]) -> tuple[str, ...]:

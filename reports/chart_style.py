@@ -63,7 +63,8 @@ def layer_axis(frame: pl.DataFrame, size: Size, *, title: str | None = "MLP of l
     room = max(1, size.width // (2 * size.font))
     step = next((step for step in (1, 2, 5, 10, 20) if len(layers) <= room * step), 50)
     axis = alt.Axis(values=layers[::step], labelAngle=0, grid=False, domainColor=MUTED)
-    return alt.X("layer:O", title=title, axis=axis, scale=alt.Scale(paddingInner=0.35, paddingOuter=0.2))
+    scale = alt.Scale(type="band", paddingInner=0.35, paddingOuter=0.2)
+    return alt.X("layer:O", title=title, axis=axis, scale=scale)
 
 
 def offset(frame: pl.DataFrame) -> alt.XOffset:
@@ -115,5 +116,6 @@ def house(chart: alt.TopLevelMixin, size: Size) -> alt.TopLevelMixin:
         view=alt.ViewConfig(stroke=None),
         axis=alt.AxisConfig(titleFontWeight="normal", titlePadding=10, **letters, **lines),
         axisY=alt.AxisConfig(ticks=False, **above),
+        header=alt.HeaderConfig(labelColor=INK, labelFontSize=size.font, labelFontWeight="normal"),
         title=alt.TitleConfig(color=INK, fontSize=size.font, fontWeight="normal", anchor="start", offset=22),
     )

@@ -4,7 +4,7 @@ In: a function that draws a chart in a given size. Out: HTML. The finding is tit
 once. Cost: two drawings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import altair as alt
 
@@ -22,33 +22,46 @@ _SYMBOLS = {
 }
 
 
-def legend(results: Results) -> str:
-    """Which colour and shape stands for which store; nothing to say where there is one."""
-    if len(results.stores) == 1:
+def key(labels: Sequence[str]) -> str:
+    """Which colour and shape stands for which label; nothing to say where there is one."""
+    if len(labels) <= 1:
         return ""
     parts = [
         f'<span><svg viewBox="0 0 12 12" aria-hidden="true" fill="{colour_of(at)}">'
-        f"{_SYMBOLS[shape_of(at)]}</svg>{text.escape(findings.label(results, at))}</span>"
-        for at in range(len(results.stores))
+        f"{_SYMBOLS[shape_of(at)]}</svg>{text.escape(label)}</span>"
+        for at, label in enumerate(labels)
     ]
     return f'<div class="key">{"".join(parts)}</div>'
 
 
+def legend(results: Results) -> str:
+    """Which colour and shape stands for which store."""
+    return key([findings.label(results, at) for at in range(len(results.stores))])
+
+
+def _draw(draw: Callable[[Size], alt.TopLevelMixin], size: Size, finding: str) -> str:
+    return svg.render(draw(size), finding)
+
+
 def figure(
-    key: str,
+    name: str,
     results: Results,
     finding: str,
     how: str,
     draw: Callable[[Size], alt.TopLevelMixin],
     note: str = "",
+    labels: Sequence[str] | None = None,
 ) -> str:
-    """A figure in two widths (the screen chooses), its finding above it, how to read it below that."""
+    """A figure in two widths (the screen chooses), its finding above it, how to read it below that. Its
+    series are the stores, or what `labels` calls them.
+    """
+    named = legend(results) if labels is None else key(labels)
     drawn = "".join(
-        f'<div class="chart {name}">{svg.render(draw(size), finding)}</div>'
-        for name, size in (("wide", WIDE), ("narrow", NARROW))
+        f'<div class="chart {width}">{_draw(draw, size, finding)}</div>'
+        for width, size in (("wide", WIDE), ("narrow", NARROW))
     )
     below = f'<p class="note">{text.escape(note)}</p>' if note else ""
     return (
-        f'<figure id="figure-{key}"><figcaption><strong>{text.escape(finding)}.</strong> '
-        f"<span>{how}</span></figcaption>{legend(results)}{drawn}{below}</figure>"
+        f'<figure id="figure-{name}"><figcaption><strong>{text.escape(finding)}.</strong> '
+        f"<span>{how}</span></figcaption>{named}{drawn}{below}</figure>"
     )

@@ -54,6 +54,11 @@ def r2_words(row: dict) -> str:
     return f"R²\N{NO-BREAK SPACE}{text.number(row['r2_test'])}" + ("" if ends == text.NONE else f" {ends}")
 
 
+def need_name(need: str) -> str:
+    """A need as a sentence names it."""
+    return text.name(need, 24)
+
+
 def extremes(frame: pl.DataFrame, column: str) -> tuple[dict, dict] | None:
     """The rows with the lowest and the highest value of a column; None where it has no values."""
     known = frame.filter(pl.col(column).is_not_null() & pl.col(column).is_not_nan()).sort(column, "layer")
@@ -102,7 +107,7 @@ def summary(results: Results, series: int) -> str:
     return f"{opening}: {most}. Verdicts: {', '.join(_by_verdict(rows))}."
 
 
-def _ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
+def ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
     """From the lowest value (and its layer) to the highest, store by store; empty if there are none."""
     parts = []
     for series in range(len(results.stores)):
@@ -120,22 +125,22 @@ def _ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[
 
 
 def r2(results: Results) -> str:
-    found = _ranges(results, results.surrogates, "r2_test", text.number)
+    found = ranges(results, results.surrogates, "r2_test", text.number)
     return f"One linear map explains held-out MLP output with an R² of {found}" if found else "No held-out R²"
 
 
 def need(results: Results) -> str:
-    found = _ranges(results, results.errors(), "q50", text.number)
+    found = ranges(results, results.errors(), "q50", text.number)
     return f"The median token has an error of {found}" if found else "No needs of test tokens"
 
 
 def shares(results: Results) -> str:
-    found = _ranges(results, results.errors(), "share_below_half", text.percent)
+    found = ranges(results, results.errors(), "share_below_half", text.percent)
     return f"Tokens with an error below 0.5 make up {found}" if found else "No needs of test tokens"
 
 
 def skew(results: Results) -> str:
-    found = _ranges(results, results.errors(), "top5_share", text.percent)
+    found = ranges(results, results.errors(), "top5_share", text.percent)
     return (
         f"Of all squared error, the neediest 5 % of tokens carry {found}"
         if found
@@ -159,3 +164,13 @@ def sinks(results: Results) -> str:
     cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
     worse_than = "The linear map, fitted without the sinks, explains them worse than the other tokens"
     return f"{worse_than} in {worse} of {rows.height} {cases}"
+
+
+def representatives(frame: pl.DataFrame, column: str) -> list[int]:
+    """Layers with the lowest, the middle and the highest value of the first store that has any, in the order
+    of layers."""
+    known = frame.filter(pl.col(column).is_not_null() & pl.col(column).is_not_nan())
+    if known.is_empty():
+        return []
+    first = known.filter(pl.col("series") == known["series"].min()).sort(column, "layer")["layer"].to_list()
+    return sorted({first[0], first[len(first) // 2], first[-1]})

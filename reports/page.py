@@ -2,8 +2,8 @@
 
 In: `Results`. Out: one HTML document as text, with no script and no reference to anything outside itself.
 Every stored string has passed `text.escape` or `text.markup`; every figure has its sentence above it, as
-its alternative text and as the caption of its table. Same results, same bytes. Cost: about a second, nearly
-all of it drawing.
+its alternative text and as the caption of its table. Same results, same bytes. Cost: one to four seconds,
+nearly all of it drawing.
 """
 
 from importlib import resources
@@ -11,22 +11,22 @@ from string import Template
 
 import polars as pl
 
-from . import charts, examples, findings, harvested, provenance, reading, sections, text
+from . import (
+    analyses,
+    charts,
+    examples,
+    findings,
+    fit_section,
+    harvested,
+    provenance,
+    reading,
+    sections,
+    text,
+)
 from .chart_style import largest
 from .figure import figure
+from .layout import numbers, section
 from .results import Results
-
-
-def _numbers(label: str, table: str, *, opened: bool = False) -> str:
-    return f'<details class="numbers"{" open" if opened else ""}><summary>{label}</summary>{table}</details>'
-
-
-def _section(key: str, heading: str, *parts: str) -> str:
-    return (
-        f'<section id="{key}">\n<h2>{heading}</h2>\n'
-        + "\n".join(part for part in parts if part)
-        + "\n</section>"
-    )
 
 
 def answers(results: Results) -> str:
@@ -49,7 +49,7 @@ def _harvest(results: Results) -> str:
         f"decoded</h3><pre><bdi>{_lines(sample or '')}</bdi></pre>"
         for at, sample in enumerate(results.harvest["sample"].to_list())
     ]
-    return _section("harvest", "What was harvested", harvested.table(results), *samples)
+    return section("harvest", "What was harvested", harvested.table(results), *samples)
 
 
 def _linear(results: Results) -> str:
@@ -66,15 +66,15 @@ def _linear(results: Results) -> str:
         lambda size: charts.held_out_r2(frame, claim_at=results.claim_at, size=size),
         note,
     )
-    table = _numbers("R², penalty and condition of every layer", sections.surrogates(results), opened=True)
-    return _section(
+    table = numbers("R², penalty and condition of every layer", sections.surrogates(results), opened=True)
+    return section(
         "linear", "How linear each MLP is", drawn, table, f'<p class="note">{reading.SURROGATE_COLUMNS}</p>'
     )
 
 
 def _need(results: Results) -> str:
     frame = results.errors()
-    return _section(
+    return section(
         "need",
         "How much tokens need the nonlinearity",
         figure(
@@ -84,7 +84,7 @@ def _need(results: Results) -> str:
             reading.QUANTILES,
             lambda size: charts.need_quantiles(frame, size=size),
         ),
-        _numbers("Quantiles of error", sections.quantiles(results)),
+        numbers("Quantiles of error", sections.quantiles(results)),
         figure(
             "shares",
             results,
@@ -92,8 +92,8 @@ def _need(results: Results) -> str:
             reading.SHARES,
             lambda size: charts.shares_below(frame, size=size),
         ),
-        _numbers("Shares and skew", sections.shares(results)),
-        _numbers(
+        numbers("Shares and skew", sections.shares(results)),
+        numbers(
             "The other needs: relative to ‖y‖, absolute, relative to the residual stream",
             sections.other_needs(results),
         ),
@@ -102,18 +102,11 @@ def _need(results: Results) -> str:
 
 def _panels(results: Results) -> list[tuple[int, str]]:
     """The most linear, the middle and the least linear layer of the first store, in the order of layers."""
-    rows = results.surrogates.filter((pl.col("series") == 0) & pl.col("r2_test").is_not_nan()).sort(
-        "r2_test", "layer"
-    )
-    layers = rows["layer"].to_list()
-    words = {}
-    if layers:
-        words = {
-            layers[len(layers) // 2]: "",
-            layers[0]: ", the least linear",
-            layers[-1]: ", the most linear",
-        }
-    return [(layer, f"layer {layer}{words[layer]}") for layer in sorted(words)]
+    rows = results.surrogates.filter(pl.col("series") == 0)
+    low, high = findings.extremes(rows, "r2_test") or ({}, {})
+    words = {low.get("layer"): ", the least linear", high.get("layer"): ", the most linear"}
+    layers = findings.representatives(rows, "r2_test")
+    return [(layer, f"layer {layer}{words.get(layer, '')}") for layer in layers]
 
 
 def _densities(results: Results) -> pl.DataFrame:
@@ -140,7 +133,7 @@ def _skew(results: Results) -> str:
             lambda size: charts.histograms(bins, panels, upto=upto, size=size),
         )
     )
-    return _section(
+    return section(
         "skew",
         "How unevenly need is spread",
         f"<p>{reading.SKEW}</p>",
@@ -172,7 +165,7 @@ def _tokens(results: Results) -> str:
             results.examples.filter(pl.col("series") == at), titles, opened=frozenset(words)
         )
         parts += [f"<h3>{text.escape(findings.label(results, at))}</h3>", found] if found else []
-    return _section(
+    return section(
         "tokens",
         "Tokens of highest and lowest need",
         f"<p>{reading.TOKENS}</p>",
@@ -186,15 +179,17 @@ def render(results: Results) -> str:
     body = [
         _harvest(results),
         _linear(results),
+        fit_section.render(results),
         _need(results),
         _skew(results),
-        _section(
+        section(
             "sinks",
             "Sinks apart",
             f"<p>{text.escape(findings.sinks(results))}. {reading.SINKS}</p>",
             sections.sinks(results),
         ),
         _tokens(results),
+        *analyses.render(results),
     ]
     model = text.escape(findings.model(results))
     return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
@@ -203,9 +198,11 @@ def render(results: Results) -> str:
         style=(folder / "page.css").read_text(encoding="utf-8"),
         study=text.escape(text.name(results.study)),
         answers=answers(results),
+        further=analyses.answers(results),
         verdicts=sections.verdicts(results),
         claim=text.escape(findings.claim(results)),
-        sections="\n".join(body),
+        contents=analyses.contents(results),
+        sections="\n".join(part for part in body if part),
         reading=reading.definitions(results),
         provenance=provenance.footer(results),
     )

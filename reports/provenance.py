@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from . import findings, text
+from .layout import numbers
 from .results import Results
 from .tables import Column, Row, house, value
 
@@ -70,20 +71,38 @@ def _settings(results: Results) -> str:
     return house(rows, columns, key="table-settings", caption="Settings of the fit") if rows else ""
 
 
+def _analyses(results: Results) -> str:
+    """Settings of each analysis that was run."""
+    rows: list[Row] = [
+        {"analysis": analysis, "name": name, "value": written(settings[name])}
+        for analysis, settings in results.analyses.items()
+        for name in sorted(settings)
+    ]
+    columns = [
+        Column("setting", value("name", text.name), number=False),
+        Column("value", value("value", str), number=False),
+    ]
+    caption = "Settings of the analyses"
+    group = value("analysis", text.name)
+    return house(rows, columns, key="table-analyses", caption=caption, group=group) if rows else ""
+
+
 def footer(results: Results) -> str:
     """Study, stores, settings, commands and versions."""
     study = text.escape(text.name(results.study))
     fit_on = results.surrogates["fit_on"].unique(maintain_order=True).to_list()
     fitted = text.listing([text.name(str(store)) for store in fit_on])
+    analysed = f"<code>nearline analyze {study}</code>, " if results.analyses else ""
     drawn_with = {name: metadata.version(name) for name in DRAWN_WITH}
     parts = [
-        f"<p>Study <b>{study}</b>: <code>nearline fit {study} STORE…</code>, then <code>nearline "
+        f"<p>Study <b>{study}</b>: <code>nearline fit {study} STORE…</code>, {analysed}then <code>nearline "
         f"report {study}</code>. Surrogates of {text.escape(findings.model(results))} were fitted on "
         f"the fit rows of {text.escape(fitted)} and scored on the test rows of every store. Everything "
         "shown here stands in <code>tables/*.parquet</code>, digests of every step in "
         "<code>provenance.json</code>.</p>",
         _stores(results),
         _settings(results),
+        numbers("Settings of the analyses", _analyses(results)),
     ]
     if results.versions:
         parts.append(f"<p>Fitted with {_pairs(results.versions)}.</p>")

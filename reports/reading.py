@@ -4,7 +4,7 @@ In: the threshold and coverage of the study. Out: HTML of ours, without stored s
 that define something.
 """
 
-from . import findings
+from . import findings, terms
 from .results import Results
 
 R2 = (
@@ -78,8 +78,8 @@ _DEFINITIONS = (
     ),
     (
         "Interval",
-        "Linearised cluster-t over groups at 95 %. <em>All layers at once</em>: max-t, wide enough to "
-        "hold for every layer together.",
+        "Cluster-t over groups at 95 %, linearised or jackknifed. <em>All layers at once</em>: max-t, wide "
+        "enough to hold for every layer together.",
     ),
 )
 
@@ -88,9 +88,15 @@ def definitions(results: Results) -> str:
     """What the terms mean, and when which verdict is given."""
     claim = f"R² ≥ {results.claim_at:g}"
     verdicts = "; ".join(f"<em>{verdict}</em>: {findings.MEANING[verdict]}" for verdict in findings.VERDICTS)
+    others = " The claims of the analyses stand with their figures and in the terms above."
     entries = [
         *_DEFINITIONS,
-        ("Verdict", f"On the claim {claim}, by the interval for all layers at once. {verdicts}."),
+        *(further := terms.entries(results)),
+        (
+            "Verdict",
+            f"On the claim {claim}, by the interval for all layers at once. {verdicts}."
+            f"{others if further else ''}",
+        ),
         ("Sink", "Position 0 of a window, or a special token."),
     ]
     return "<dl>" + "".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in entries) + "</dl>"

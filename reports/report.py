@@ -1,8 +1,8 @@
 """`nearline report STUDY`: a fitted study in, one offline HTML page out.
 
 Reads only the tables and the provenance of the study, so it runs a year later on a laptop, without model,
-store or torch. The page is written whole or not at all, and the same study gives the same bytes. Cost: one
-to two seconds.
+store or torch. The page is written whole or not at all, and the same study gives the same bytes. Cost: two
+to five seconds.
 """
 
 from pathlib import Path

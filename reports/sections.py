@@ -12,13 +12,7 @@ import polars as pl
 from . import findings, text
 from .results import Results
 from .tables import Column, Row, between, house, value
-
-SYMBOLS = {"supported": "●", "not supported": "○", "cannot tell": "◐", "too few documents": "·"}
-
-
-def _verdict(row: Row) -> str:
-    verdict = str(row["verdict"])
-    return f'<span class="verdict">{SYMBOLS.get(verdict, "?")} {text.escape(verdict)}</span>'
+from .verdicts import SYMBOLS, cell
 
 
 def grouping(results: Results) -> Callable[[Row], str] | None:
@@ -28,6 +22,15 @@ def grouping(results: Results) -> Callable[[Row], str] | None:
 
 
 LAYER = Column("layer", value("layer", str))
+NEED = Column("need", lambda row: findings.need_name(row["need"]), number=False)
+
+
+def ordered(results: Results, table: str) -> pl.DataFrame:
+    """Rows of a table of an analysis, store by store, the need that is drawn first."""
+    needs = results.needs_of(table)
+    numbers = pl.DataFrame({"need": needs, "order": list(range(len(needs)))})
+    joined = results.tables[table].join(numbers, on="need", maintain_order="left")
+    return joined.sort("series", "order", maintain_order=True)
 
 
 def verdicts(results: Results) -> str:
@@ -49,7 +52,7 @@ def surrogates(results: Results) -> str:
     """How well one linear map stands in for each MLP."""
     columns = [
         LAYER,
-        Column("verdict", _verdict, number=False, markup=True),
+        Column("verdict", cell, number=False, markup=True),
         Column("test", value("r2_test"), spanner="R²"),
         Column("95 % interval", between("r2_lo", "r2_hi"), spanner="R²"),
         Column("simultaneous", between("r2_sim_lo", "r2_sim_hi"), spanner="R²"),

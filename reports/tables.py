@@ -90,6 +90,8 @@ def _dressed(drawn: str, caption: str) -> str:
     """great_tables' HTML without its styles and ids, in our scrolling box, with a caption."""
     bare = _BOX.sub(r'\1 class="table" tabindex="0">', _STYLE.sub("", drawn), count=1)
     bare = re.sub(r' data-quarto-[a-z-]+="[^"]*"', "", bare)
+    # Most cells are numbers: the style sheet aligns cells to the right, and the few others say so.
+    bare = bare.replace('<td class="gt_row gt_right">', "<td>").replace("gt_row gt_left", "gt_left")
     while True:
         bare, changed = _IDS.subn(r"\1\2", bare)
         if not changed:

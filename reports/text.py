@@ -58,7 +58,8 @@ def clip_middle(text: str, limit: int) -> str:
 
 def name(text: str, limit: int = 80) -> str:
     """A name as plain text: visible, on one line, clipped in the middle."""
-    return clip_middle(visible(str(text)), limit)
+    # What the second cut takes lies within the first: no need to look at all of a very long name.
+    return clip_middle(visible(clip_middle(str(text), 4 * limit)), limit)
 
 
 def escape(text: str) -> str:
@@ -85,6 +86,11 @@ def number(value: float | None, digits: int = 3) -> str:
     text = f"{value:,.{kept}f}"
     negative = text.startswith("-") and any(character in "123456789" for character in text)
     return ("−" if negative else "") + text.lstrip("-")
+
+
+def p_value(value: float | None) -> str:
+    """A p-value; one that three digits would round to nothing is said to be below them."""
+    return "< 0.001" if value is not None and value < 0.0005 else number(value)
 
 
 def interval(low: float | None, high: float | None, digits: int = 3) -> str:

@@ -244,6 +244,13 @@ def check_space(path: Path, need_bytes: int, otherwise: str = "") -> None:
         )
 
 
+def replace_file(source: Path, target: Path) -> None:
+    """Put a finished file in the place of an older one, in one step."""
+    with fault(target, "replace"):
+        source.replace(target)
+        sync_folder(target.parent)
+
+
 def replace_folder(source: Path, target: Path) -> None:
     """Put a finished folder in the place of an older one; in between there is none, never a mixture."""
     with fault(target, "replace"):

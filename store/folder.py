@@ -27,6 +27,7 @@ PLAN = "plan.json"
 DOCUMENTS = "documents.parquet"
 VOCABULARY = "vocabulary.parquet"
 CARD = "README.md"
+MOMENTS = "moments.json"  # of a folder that holds sums of rows and no rows
 RUNS = "runs"
 SIGNS = (SEALED, MANIFEST, PLAN, f"{GROUP}/zarr.json", PUSHING, PULLING)  # of a store, whole or not
 WHOLE_ARRAYS = ("layer", *AFFINE, "position_embedding")
@@ -42,6 +43,8 @@ def store_place(where: Where) -> Place:
         return LocalPlace(store_folder(place.path))
     if any(place.size(name) is not None for name in SIGNS):
         return place
+    if place.size(MOMENTS) is not None:
+        raise no_store(place)
     if place.url.rstrip("/").endswith(f"/{GROUP}"):
         return store_place(parent_of(place))
     place.list(f"{FOLDER}/")  # of a bucket that does not exist every file is absent; a listing says so
@@ -65,6 +68,11 @@ def no_store(place: Place) -> StoreNotFound:
         return StoreNotFound(f"{place.url} does not exist; {again}")
     if isinstance(place, LocalPlace) and not place.path.is_dir():
         return StoreNotFound(f"{place.url} is a file, not a store; a store is a folder")
+    if place.size(MOMENTS) is not None:
+        return StoreNotFound(
+            f"{place.url} holds moments only, no rows that could be read, checked or sent as a store's; "
+            f"`nearline fit STUDY NAME={place.url} STORE` fits surrogates on it and evaluates them on STORE"
+        )
     return StoreNotFound(f"{place.url} is not a nearline store: it holds neither {PLAN} nor {GROUP}")
 
 

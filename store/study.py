@@ -8,6 +8,7 @@ What is read is checked like a store: a study may come from elsewhere too.
 
 import os
 import secrets
+import shutil
 import time
 import tomllib
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from .parsing import (
 )
 from .places import LocalPlace, place_of, scheme_of
 from .records import check_key
-from .tables import read_table, write_table
+from .tables import column_names, read_table, write_table
 from .toml import toml_bytes
 from .whole import digest_of, open_arrays, write_arrays
 
@@ -127,7 +128,7 @@ class Study:
         return self._write(self.table_path(name), table)
 
     def table(self, name: str) -> pa.Table:
-        return read_table(self.table_path(name))
+        return self._read(self.table_path(name))
 
     def has_table(self, name: str) -> bool:
         return self.table_path(name).exists()
@@ -141,22 +142,54 @@ class Study:
     def rows_path(self, store: str) -> Path:
         return self.path / "tokens" / "rows" / f"{_name(store)}.parquet"
 
-    def need_path(self, layer: int, store: str) -> Path:
-        return self.path / "tokens" / "need" / f"layer={layer:02d}" / f"{_name(store)}.parquet"
+    def need_path(
+        self, layer: int, store: str, *, surrogate: str | None = None, step: str | None = None
+    ) -> Path:
+        """Where the needs of a layer in a store lie: those of the main fit, of the fit called `surrogate`, or
+        the columns that another step brought."""
+        folder = "need" if surrogate is None else f"need@{_name(surrogate)}"
+        file = _name(store) if step is None else f"{_name(store)}@{_name(step)}"
+        return self.path / "tokens" / folder / f"layer={layer:02d}" / f"{file}.parquet"
+
+    def need_steps(self, layer: int, store: str) -> list[str]:
+        """Steps other than the fit that brought needs of a layer in a store."""
+        folder, prefix = self.need_path(layer, store).parent, f"{_name(store)}@"
+        return sorted(path.stem.removeprefix(prefix) for path in folder.glob(f"{prefix}*.parquet"))
+
+    def routing_path(self, layer: int, need: str, store: str) -> Path:
+        folder = self.path / "tokens" / "routing" / f"layer={layer:02d}" / f"need={_name(need)}"
+        return folder / f"{_name(store)}.parquet"
 
     def write_rows(self, store: str, table: pa.Table) -> str:
         """Identity of the rows of a store, one per token row."""
         return self._write(self.rows_path(store), table)
 
-    def write_need(self, layer: int, store: str, table: pa.Table) -> str:
+    def write_need(
+        self,
+        layer: int,
+        store: str,
+        table: pa.Table,
+        *,
+        surrogate: str | None = None,
+        step: str | None = None,
+    ) -> str:
         """Needs of a layer in a store, row for row as `rows`."""
-        return self._write(self.need_path(layer, store), table)
+        return self._write(self.need_path(layer, store, surrogate=surrogate, step=step), table)
+
+    def write_routing(self, layer: int, need: str, store: str, table: pa.Table) -> str:
+        """What gates say of the rows of a store: `token`, and a column of p(linear) for each gate."""
+        return self._write(self.routing_path(layer, need, store), table)
 
     def rows(self, store: str) -> pa.Table:
-        return read_table(self.rows_path(store))
+        return self._read(self.rows_path(store))
 
-    def need(self, layer: int, store: str) -> pa.Table:
-        return read_table(self.need_path(layer, store))
+    def need(
+        self, layer: int, store: str, *, surrogate: str | None = None, step: str | None = None
+    ) -> pa.Table:
+        return self._read(self.need_path(layer, store, surrogate=surrogate, step=step))
+
+    def routing(self, layer: int, need: str, store: str) -> pa.Table:
+        return self._read(self.routing_path(layer, need, store))
 
     # Surrogates
 
@@ -171,6 +204,21 @@ class Study:
     def surrogates(self, name: str | None = None) -> "xr.Dataset":
         """The surrogates, lazily; a missing or damaged chunk raises."""
         return open_arrays(self.path / _surrogates(name))
+
+    # Other arrays
+
+    def group_path(self, name: str) -> Path:
+        return self.path / f"{_name(name)}.zarr"
+
+    def write_group(self, name: str, arrays: Mapping[str, Any], attrs: Mapping[str, Any]) -> str:
+        """NAME.zarr (gates, context, moments@STORE): arrays by name, each (dims, array)."""
+        target = self.group_path(name)
+        write_arrays(target, arrays, attrs)
+        return target.name
+
+    def group(self, name: str) -> "xr.Dataset":
+        """NAME.zarr, lazily; a missing or damaged chunk raises."""
+        return open_arrays(self.group_path(name))
 
     # Provenance
 
@@ -197,8 +245,20 @@ class Study:
         """Remove the files that a step wrote, and its record: what it was made from is there no longer."""
         steps = self.provenance()
         for output in steps.pop(name)["outputs"]:
-            (self.path / output).unlink(missing_ok=True)
+            self.remove_output(output)
         durable.write_file(self.path / PROVENANCE, readable({"schema": 1, "steps": steps}))
+
+    def remove_output(self, output: str) -> None:
+        """Remove a file or a group that a step wrote, and the folders that it leaves empty."""
+        path = self.path / check_key(output, "outputs")
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == self.path or not folder.is_dir() or any(folder.iterdir()):
+                break
+            folder.rmdir()
 
     def discard_unused(self) -> None:
         """Empty the folder again if nothing was written after `create`; else nothing is touched."""
@@ -240,6 +300,15 @@ class Study:
         target = self.path / "runs" / f"{stamp}-{secrets.token_hex(4)}.json"
         durable.write_file(target, readable(dict(facts)))
         return target
+
+    def need_names(
+        self, layer: int, store: str, *, surrogate: str | None = None, step: str | None = None
+    ) -> list[str]:
+        """The columns of `need`, without reading them."""
+        return column_names(self.need_path(layer, store, surrogate=surrogate, step=step))
+
+    def _read(self, path: Path) -> pa.Table:
+        return read_table(path)
 
     def _write(self, path: Path, table: pa.Table) -> str:
         write_table(path, table)

@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from helpers_reports_analyses import ANALYSIS_SETTINGS
+from nearline.analyze.analysis_tables import ANALYSIS_SCHEMAS
 from nearline.analyze.results import SCHEMAS
+from nearline.reports.columns import analysis_of
 from nearline.reports.results import Results, assemble
 from nearline.store import Study
 
@@ -191,7 +195,7 @@ def make_tables(
 ) -> dict[str, list[dict[str, object]]]:
     """Rows of the five tables, by name; `write_study` makes a study of them."""
     rng = np.random.default_rng(seed)
-    rows: dict[str, list[dict[str, object]]] = {
+    rows: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("harvest", "surrogates", "needs", "need_histogram", "examples")
     }
     for index, store in enumerate(stores):
@@ -219,32 +223,47 @@ def make_tables(
 SETTINGS = {"alpha": "cv", "folds": 5, "linear_at": LINEAR_AT, "seed": 0}
 
 
-def arrow(table: str, content: list[dict[str, object]]) -> pa.Table:
-    """The rows with the types that fit writes; a column that no row has is left out."""
-    fields = [field for field in SCHEMAS[table] if not content or field.name in content[0]]
+def arrow(table: str, content: list[dict[str, Any]]) -> pa.Table:
+    """The rows with the types that fit and analyze write; a column that no row has is left out."""
+    schema = SCHEMAS[table] if table in SCHEMAS else ANALYSIS_SCHEMAS[table]
+    fields = [field for field in schema if not content or field.name in content[0]]
     return pa.Table.from_pylist(content, schema=pa.schema(fields))
 
 
+def by_step(rows: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
+    """Which step writes which of the tables."""
+    steps: dict[str, list[str]] = {}
+    for table in rows:
+        steps.setdefault(analysis_of(table) or "fit", []).append(table)
+    return steps
+
+
 def write_study(
-    path: Path, rows: dict[str, list[dict[str, object]]], settings: dict[str, object] | None = None
+    path: Path, rows: dict[str, list[dict[str, Any]]], settings: dict[str, object] | None = None
 ) -> Path:
     study = Study.create(path)
     for table, content in rows.items():
         study.write_table(table, arrow(table, content))
     inputs = {str(row["store"]): str(row["digest"]) for row in rows.get("harvest", [])}
-    study.record_step(
-        "fit",
-        inputs=inputs,
-        settings=SETTINGS if settings is None else settings,
-        outputs=[f"tables/{table}.parquet" for table in rows],
-        facts={"seconds": 1.5},
-    )
+    for step, tables in by_step(rows).items():
+        of_fit = SETTINGS if settings is None else settings
+        study.record_step(
+            step,
+            inputs=inputs,
+            settings=of_fit if step == "fit" else ANALYSIS_SETTINGS,
+            outputs=[f"tables/{table}.parquet" for table in tables],
+            facts={"seconds": 1.5},
+        )
     return path
 
 
 def make_results(
-    rows: dict[str, list[dict[str, object]]], settings: dict[str, object] | None = None
+    rows: dict[str, list[dict[str, Any]]],
+    settings: dict[str, object] | None = None,
+    analyses: dict[str, Any] | None = None,
 ) -> Results:
     """What `results.read` would give for a study of these rows, without the folder."""
     frames = {table: pl.DataFrame(arrow(table, content)) for table, content in rows.items()}
-    return assemble("demo", frames, SETTINGS if settings is None else settings, {"numpy": "2.4.0"})
+    asked = ANALYSIS_SETTINGS if analyses is None else analyses
+    steps = {step: asked for step in by_step(rows) if step != "fit"}
+    return assemble("demo", frames, SETTINGS if settings is None else settings, {"numpy": "2.4.0"}, steps)

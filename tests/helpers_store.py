@@ -142,6 +142,7 @@ def synthetic(
     compressor: str | None = None,
     model_name: str = "synthetic",
     weights_seed: int = 0,
+    with_gradient: bool = False,
 ) -> Synthetic:
     """Inputs of a store. `linear[i]`: share of var(mlp_output) that is linear in norm(residual).
 
@@ -175,6 +176,8 @@ def synthetic(
         ]
     )
     sites = {"residual": residual, "mlp_output": output, "embedding": embedding}
+    if with_gradient:
+        sites["mlp_output_grad"] = 0.1 * rng.standard_normal(output.shape)
     sites = {site: np.ascontiguousarray(values, dtype=np.float32) for site, values in sites.items()}
     return Synthetic(
         plan=plan,

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nearline.analyze.compute import session
 from nearline.analyze.folds import assign_folds, too_few_groups
 from nearline.analyze.settings import FitSettings, parse
-from nearline.analyze.tasks import block_ranges, check_memory
+from nearline.analyze.tasks import block_ranges, task_bytes
 from nearline.store import EnvironmentFault, UsageError
 from nearline.store.settings import parse_bytes, parse_layers
 
@@ -51,10 +52,13 @@ def test_ranges_hold_every_block_once(n_rows: int, n_blocks: int, d: int) -> Non
 
 
 def test_memory_is_arithmetic_beforehand() -> None:
-    assert check_memory(576, 4096, 5, 8, 16 * 2**30) == 8
-    assert 1 <= check_memory(4096, 4096, 5, 64, 16 * 2**30) < 64
-    with pytest.raises(EnvironmentFault, match="raise `memory_limit`"):
-        check_memory(8192, 4096, 5, 1, 2**30)
+    with session(FitSettings(workers=8, memory_limit="16 GiB")) as workers:
+        assert workers.at_once(task_bytes(576, 4096, 5), "a layer") == 8
+    with session(FitSettings(workers=64, memory_limit="16 GiB")) as workers:
+        assert 1 <= workers.at_once(task_bytes(4096, 4096, 5), "a layer") < 64
+    with session(FitSettings(memory_limit="1 GiB")) as workers:
+        with pytest.raises(EnvironmentFault, match="raise `memory_limit`"):
+            workers.at_once(task_bytes(8192, 4096, 5), "a layer")
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,26 @@ def test_a_stacked_family_is_the_family() -> None:
         np.testing.assert_allclose(getattr(stack(apart), name), getattr(together, name), rtol=1e-12)
 
 
+def test_a_family_may_miss_other_groups_at_each_layer() -> None:
+    """A need that is missing in other documents at each layer: every layer keeps its own interval, one with
+    too little for any has none, and simultaneous bounds hold.
+    """
+    values, counts, _ = simulated(8, 4)
+    kept = (30, 22, 25, 1)
+    apart = [ratios(values[-n:, [k]], counts[-n:, [k]]) for k, n in enumerate(kept)]
+    apart.append(ratios(values[:0, [0]], counts[:0, [0]]))
+    family = stack(apart)
+    assert family.n_groups == 30
+    for name in ("estimate", "standard_error", "n_effective"):
+        alone = np.concatenate([getattr(part, name) for part in apart])
+        np.testing.assert_allclose(getattr(family, name), alone, rtol=1e-12)
+    low, high = bounds(family, simultaneous_value(family, seed=0))
+    least, most = bounds(family, critical_value(family))
+    assert (low[:3] < least[:3]).all()
+    assert (high[:3] > most[:3]).all()
+    assert np.isnan([low[3:], high[3:], least[3:], most[3:]]).all()
+
+
 def test_the_standard_error_is_that_of_the_jackknife() -> None:
     values, counts, _ = simulated(5, 3)
     found = ratios(values, counts)

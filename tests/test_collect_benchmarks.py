@@ -27,6 +27,16 @@ def test_the_benchmark_gives_its_rows(tmp_path: Path) -> None:
         corpus=f"jsonl:{tmp_path / 'corpus.jsonl'}",
     )
     assert [row["value"] > 0 for row in rows[:3]] == [True] * 3
+    rows += bench_collect.moments_rows(
+        str(tmp_path / "model"),
+        n_tokens=300,
+        repeats=1,
+        threads=1,
+        corpus=f"jsonl:{tmp_path / 'corpus.jsonl'}",
+        layers="0-1",
+        folds=2,
+    )
+    assert [row["value"] > 0 for row in rows[-3:]] == [True] * 3
     assert all(set(row) == {"name", "value", "unit", "reach", "note"} for row in rows)
 
 
@@ -35,6 +45,7 @@ def test_the_check_for_machines_with_a_gpu_runs_on_a_cpu(capsys: pytest.CaptureF
     assert cuda_check.main("cpu", sizes=(size,)) == 0
     said = capsys.readouterr().out
     assert "store whole: True" in said
+    assert "predictions by moments summed here differ by" in said
     assert "all checks passed" in said
 
 

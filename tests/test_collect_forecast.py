@@ -24,7 +24,7 @@ from nearline.collect.windows import Cutting
 from nearline.store import NearlineError, Reader
 from nearline.store.errors import EnvironmentFault, OutOfRange, UsageError
 from nearline.store.hub_limits import hub_limits
-from nearline.workflows.show import _jsonable  # pyright: ignore[reportPrivateUsage]
+from nearline.workflows.show import jsonable
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SMALL: dict[str, Any] = {
@@ -76,7 +76,7 @@ def test_the_numbers_are_those_of_the_store(world: Path, tmp_path: Path) -> None
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     assert found.device_parts["model"] == weights
     assert found.speeds is None
-    assert Forecast(**{**json.loads(json.dumps(_jsonable(found)))}).block == 90, "plain enough for JSON"
+    assert Forecast(**{**json.loads(json.dumps(jsonable(found)))}).block == 90, "plain enough for JSON"
 
 
 def test_nothing_is_left_in_the_target(world: Path, tmp_path: Path) -> None:

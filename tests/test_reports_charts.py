@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 import pytest
 from helpers_reports import make_results, make_tables
-from nearline.reports import charts, svg
+from nearline.reports import charts, multiples, svg
 from nearline.reports.chart_style import NARROW, WIDE, Size, colour_of, shape_of
 from nearline.reports.results import Results
 
@@ -159,3 +159,84 @@ def test_an_interval_without_end_and_a_layer_without_r2_are_drawn() -> None:
     )
     assert charts.floor_of(frame, 0.9) == charts.FLOOR
     assert "Infinity" not in json.dumps(charts.held_out_r2(frame, claim_at=0.9).to_dict())
+
+
+# Small multiples
+
+
+def panels_of(n_layers: int, n_series: int = 1, *names: str) -> list[multiples.Panel]:
+    rows = [
+        {"series": series, "layer": layer, "v": 0.6 + 0.001 * layer, "lo": 0.55, "hi": 0.65}
+        for series in range(n_series)
+        for layer in range(n_layers)
+    ]
+    return [multiples.panel(name, pl.DataFrame(rows), "v", ("lo", "hi")) for name in names or ("input",)]
+
+
+def unit_marks(chart: alt.TopLevelMixin) -> list[dict[str, Any]]:
+    return chart.to_dict()["spec"]["layer"]
+
+
+def kinds(chart: alt.TopLevelMixin) -> list[str]:
+    return [layer["mark"]["type"] for layer in unit_marks(chart)]
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_intervals_are_strokes_until_these_would_touch(size: Size) -> None:
+    few, many = (
+        multiples.by_layer(
+            panels_of(n, 3, *"abcd"), axis="AUC [1]", domain=(0.4, 1.0), rule=0.5, columns=(4, 2), size=size
+        )
+        for n in (3, 48)
+    )
+    assert kinds(few) == ["rule", "rule", "line", "point"]
+    assert kinds(many) == ["rule", "area", "line"]
+    assert few.to_dict()["title"]["text"] == "AUC [1] by layer [index]"
+    assert re.search(r"\b0\.5\b", json.dumps(unit_marks(few)[0]["transform"]))
+
+
+def test_a_single_layer_is_a_point() -> None:
+    one = multiples.by_layer(panels_of(1, 1, *"abcdefgh"), axis="AUC [1]", domain=(0.4, 1.0))
+    assert "point" in kinds(one)
+
+
+def test_what_comes_too_late_is_drawn_in_broken_lines() -> None:
+    early, late = panels_of(4, 1, "norm", "output_norm")
+    drawn = multiples.by_layer(
+        [early, multiples.Panel(late.title, late.frame, faint=True)], axis="AUC [1]", domain=(0.4, 1.0)
+    )
+    spec = drawn.to_dict()
+    rows = next(iter(spec["datasets"].values()))
+    assert {(row["title"], row["dash"]) for row in rows} == {("norm", "in time"), ("output_norm", "late")}
+    line = next(mark for mark in unit_marks(drawn) if mark["mark"]["type"] == "line")
+    assert line["encoding"]["strokeDash"]["scale"]["range"] == [[1, 0], [3, 2]]
+
+
+def test_panels_of_one_name_stay_apart() -> None:
+    drawn = multiples.by_layer(panels_of(2, 1, "same", "same"), axis="AUC [1]", domain=(0.4, 1.0)).to_dict()
+    rows = next(iter(drawn["datasets"].values()))
+    assert {row["title"] for row in rows} == {"same", "same (2)"}
+
+
+def test_axes_hold_the_values_within_bounds_and_cut_what_lies_beyond() -> None:
+    frame = pl.DataFrame({"series": [0, 0], "layer": [0, 1], "v": [0.62, -300.0], "lo": [None, None]})
+    panels = [multiples.panel("r", frame.cast({"lo": pl.Float64}), "v", ("lo", "lo"))]
+    domain = multiples.domain_of(panels, (-1.0, 1.0), show=(0.0,))
+    assert domain == (-1.0, 0.7)
+    assert multiples.cut(panels, domain)
+    assert not multiples.cut(panels, (-300.0, 1.0))
+    rows = next(iter(multiples.by_layer(panels, axis="r [1]", domain=domain).to_dict()["datasets"].values()))
+    assert min(row["value"] for row in rows) == -1.0
+    nothing = [multiples.Panel("r", panels[0].frame.clear())]
+    assert multiples.domain_of(nothing, (0.0, 1.0)) == (0.0, 1.0)
+
+
+def test_curves_have_their_diagonal_in_every_panel() -> None:
+    frame = pl.DataFrame({"series": [0, 0, 0], "share": [0.0, 0.5, 1.0], "v": [0.0, 0.2, 1.0]})
+    panels = [multiples.panel(name, frame, "v", x="share") for name in ("layer 0", "layer 3")]
+    chart = multiples.curves(
+        panels, axes=("tokens [%]", "need [%]"), domain=(0.0, 1.0), across=(0.0, 1.0), diagonal=True
+    )
+    drawn = svg.render(chart, "curves")
+    assert drawn.count("stroke-dasharray") == 2
+    assert "NaN" not in drawn

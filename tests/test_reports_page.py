@@ -4,59 +4,17 @@ import html
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from helpers_reports import SETTINGS, make_results, make_tables, surrogate_row, write_study
-from nearline.reports import findings, harvested, page, provenance, report, sections, svg
-from nearline.reports.results import COLUMNS, read
+from helpers_reports_pages import HOSTILE, Structure, draw_nothing, table
+from nearline.reports import findings, harvested, page, provenance, report, verdicts
+from nearline.reports.columns import COLUMNS
+from nearline.reports.results import read
 from nearline.store import IncompleteError, Study, UsageError
 
 LIMIT_BYTES = 1_500_000
-HOSTILE = (
-    "</script><img src=x onerror=alert(1)>",
-    "\"><style>body{display:none}</style><a href='http://evil.example'>",
-    "abc\u202edcba\u2066",
-    "nul\x00and\x1bescape\ufffe",
-    "X" * 10_000,
-    "Z" + "\u0334" * 400 + "$title ${style} </bdi></mark>",
-)
-VOID = frozenset({"meta", "br", "img", "input", "link", "hr"})
-
-
-class Structure(HTMLParser):
-    """Tags and text of a page; refuses tags that do not nest."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.pieces: list[str] = []
-        self.open: list[str] = []
-        self.feed(document)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.pieces.append(data)
-
-
-def table(document: str, key: str) -> str:
-    """The text of one table."""
-    found = re.search(rf'<div id="{key}".*?</table>', document, re.DOTALL)
-    assert found is not None
-    return html.unescape(re.sub(r"<[^>]+>", " ", found[0]))
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +125,7 @@ def test_each_verdict_is_worded_where_it_is_given(verdict: str) -> None:
     # Zero of three would be an answer; too few documents give none.
     assert summary.startswith("there are too few") == (verdict == "too few documents")
     document = page.render(results)
-    assert table(document, "table-surrogates").count(f"{sections.SYMBOLS[verdict]} {verdict}") == 3
+    assert table(document, "table-surrogates").count(f"{verdicts.SYMBOLS[verdict]} {verdict}") == 3
     assert findings.MEANING[verdict] in html.unescape(document)
 
 
@@ -193,11 +151,7 @@ def harmless(document: str) -> set[str]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the drawing, which takes most of the time and meets no stored string."""
-
-    def sentence_only(chart: object, sentence: str) -> str:
-        return f'<svg role="img" aria-label="{html.escape(sentence)}"></svg>'
-
-    monkeypatch.setattr(svg, "render", sentence_only)
+    draw_nothing(monkeypatch)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -251,6 +205,7 @@ def test_sinks_and_examples_may_be_missing() -> None:
     assert "fitted without examples" in document
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_too_few_groups_leave_no_interval_but_a_page() -> None:
     rows = make_tables(("only",), n_layers=2)
     ends = dict.fromkeys(("r2_lo", "r2_hi", "r2_sim_lo", "r2_sim_hi"), float("nan"))

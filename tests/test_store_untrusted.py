@@ -647,6 +647,9 @@ def test_printed_text_cannot_steer_a_terminal() -> None:
 def test_no_module_unpickles_or_evaluates_what_it_reads() -> None:
     """`pickle` and its kin, `eval` and `exec`, YAML and loaders that unpickle occur nowhere."""
     modules = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"}
+    # Calls between this process and the workers of a Dask cluster, which unpickle whatever they are sent
+    # anyway; these modules read no file.
+    to_workers = {"compute_cluster.py", "compute_place.py", "compute_worker.py"}
     calls = {"eval", "exec", "compile", "__import__", "read_pickle", "unsafe_load"}
     root = Path(str(nearline.__file__)).parent
     files = [
@@ -657,7 +660,10 @@ def test_no_module_unpickles_or_evaluates_what_it_reads() -> None:
     assert len(files) > 80
     for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            assert not set(_imported(node)) & modules, f"{path}: {ast.unparse(node)[:80]}"
+            known = {"pickle"} if path.name in to_workers else set()
+            assert not set(_imported(node)) & modules - known, f"{path}: {ast.unparse(node)[:80]}"
+            if known and isinstance(node, ast.Attribute):
+                assert node.attr not in ("load", "open", "read_bytes"), f"{path}: {ast.unparse(node)}"
             if not isinstance(node, ast.Call):
                 continue
             bare = node.func.id if isinstance(node.func, ast.Name) else None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers_mistakes import stock
+from helpers_sentences import assert_one_sentence
 from helpers_store import make_store
 from nearline.analyze.stores import parse_stores
 from nearline.store import durable
@@ -103,7 +104,7 @@ MISTAKES: list[tuple[str, list[str], int, list[str]]] = [
         ["tokens=-5: input should be"],
     ),
     ("quickstart of no tokens", ["quickstart", "out", "--tokens", "0"], 2, ["tokens=0: input should be"]),
-    ("quickstart of one token", ["quickstart", "out", "--tokens", "1"], 2, ["quickstart takes 4000 or more"]),
+    ("quickstart of one token", ["quickstart", "out", "--tokens", "1"], 2, ["quickstart takes 6000 or more"]),
     ("sites of an unknown model", ["sites", "./no-model"], 2, ["no-model"]),
 ]
 
@@ -261,18 +262,6 @@ def test_own_models_and_data_are_refused_in_one_sentence(
     got = run(["collect", *arguments[:3], *(part for flag in flags.items() for part in flag)])
     assert_one_sentence(capsys.readouterr().err, got, code, words)
     assert not (own / "out").exists()
-
-
-def assert_one_sentence(error: str, got: int, code: int, words: list[str]) -> None:
-    assert got == code, error
-    assert "Traceback" not in error
-    last = error.strip().splitlines()[-1]
-    assert last.startswith("nearline: ")
-    assert last.count("nearline: ") == 1
-    assert len(last) < 600, last
-    assert not re.search(r"[.?!:;,]\. |  ", last), last
-    for word in words:
-        assert word in last, last
 
 
 def test_cuda_where_there_is_none(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

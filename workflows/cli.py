@@ -22,7 +22,7 @@ from ..store import NearlineError
 from ..store.names import printable
 from ..store.settings import first_problem
 from . import commands_stores, commands_studies
-from .app import CollectFlags, FitFlags, app
+from .app import AnalyzeFlags, CollectFlags, FitFlags, app
 
 EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_BUG, EXIT_INTERRUPTED = 2, 4, 70, 130
 COMMANDS = (commands_stores, commands_studies)  # importing a module of commands registers them
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
 def _sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments; a value that its setting refuses is described by the setting."""
     cause = error.__cause__
-    fields = {**CollectFlags.model_fields, **FitFlags.model_fields}
+    fields = {**CollectFlags.model_fields, **FitFlags.model_fields, **AnalyzeFlags.model_fields}
     if isinstance(error, UnknownCommandError):
         return _unknown_command(error)
     if isinstance(error, UnusedCliTokensError):

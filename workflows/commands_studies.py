@@ -1,4 +1,4 @@
-"""Commands on studies: fit, report, quickstart.
+"""Commands on studies: fit, analyze, report, quickstart.
 
 In: arguments. Out: one call of a library function each, and what it found on standard output. Cost: that of
 the function.
@@ -10,8 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..store.local import local_path
-from . import show
-from .app import Config, FitFlags, Json, app
+from . import show_studies as show
+from .app import AnalyzeFlags, Config, FitFlags, Json, app
 from .flags import given, read_toml
 from .progress import progress_for
 
@@ -35,15 +35,43 @@ def fit(
         One or more sealed stores of one model, folders or URLs; NAME=STORE
         gives a store another name than the last part of its path.
     """
+    from ..analyze.compute_settings import flatten_compute
     from ..analyze.fit import fit as run
     from ..analyze.settings import parse
     from ..analyze.stores import parse_stores
 
-    settings = parse({**read_toml(config), **given(flags)})
+    settings = parse({**flatten_compute(read_toml(config)), **given(flags)})
     folder = local_path(study, "study")
     with progress_for() as progress:
         run(folder, parse_stores(stores), settings, progress)
     show.study(folder, as_json)
+
+
+@app.command
+def analyze(
+    study: str,
+    /,
+    *,
+    config: Config = None,
+    flags: Annotated[AnalyzeFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+    as_json: Json = False,
+) -> None:
+    """Ask a fitted study what predicts the need for the nonlinearity: token or context, here or anywhere.
+
+    Parameters
+    ----------
+    study
+        A study that has been fitted. What is already there and current is
+        not done again.
+    """
+    from ..analyze.analyze import analyze_steps as run
+    from ..analyze.analyze_settings import parse
+    from ..analyze.compute_settings import flatten_compute
+
+    settings = parse({**flatten_compute(read_toml(config)), **given(flags)})
+    with progress_for() as progress:
+        result = run(local_path(study, "study"), settings, progress)
+    show.analyses(result, as_json)
 
 
 @app.command
@@ -66,14 +94,14 @@ def report(study: Path, /, *, out: Path | None = None, as_json: Json = False) ->
 def quickstart(
     out: Path = Path("nearline-quickstart"), /, *, tokens: int | None = None, as_json: Json = False
 ) -> None:
-    """Collect, fit and report both bundled models on built-in English, in about a minute.
+    """Collect, fit, analyse and report both bundled models on built-in English, in about two minutes.
 
     Parameters
     ----------
     out
         The folder for stores and studies. What is already there and current is not done again.
     tokens
-        Token rows per store [default: 40000].
+        Token rows per store [default: 30000].
     """
     from .quickstart import quickstart as run
 

@@ -41,7 +41,7 @@ def flags_of(settings: type[pydantic.BaseModel], leave_out: tuple[str, ...] = ()
         if name in leave_out:
             continue
         text = field.description or ""
-        if field.default is not None and "default:" not in text:
+        if field.default not in (None, ()) and "default:" not in text:
             text = f"{text} [default: {_default_text(field.default)}]"
         fields[name] = (_plain(field.annotation) | None, pydantic.Field(None, description=text))
     return pydantic.create_model(f"{settings.__name__}Flags", **fields)

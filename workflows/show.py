@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..store import Study
 from ..store import info as info_of
 from ..store.names import printable
 from .progress import duration_text
@@ -20,24 +19,24 @@ from .progress import duration_text
 MAX_PROBLEMS = 20  # on a terminal; the first ones say what is going on
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _jsonable({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        return jsonable({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return value
 
 
-def _print_json(value: Any) -> None:
-    json.dump(_jsonable(value), sys.stdout, indent=2)
+def print_json(value: Any) -> None:
+    json.dump(jsonable(value), sys.stdout, indent=2)
     print()
 
 
-def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Columns aligned by their widest cell; the last one runs free."""
     cells = [[printable(str(row.get(column, ""))) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
@@ -81,7 +80,7 @@ def bytes_text(n_bytes: float) -> str:
 def harvest(result: Any, as_json: bool) -> None:
     """What `collect` did."""
     if as_json:
-        return _print_json(result)
+        return print_json(result)
     if result.n_collected:
         rate = f"{result.tokens_per_s:,.0f} tokens/s"
         print(f"{result.n_collected:,} tokens in {result.seconds:.1f} s ({rate}){_waits(result)}")
@@ -101,7 +100,7 @@ def _waits(result: Any) -> str:
 def sites(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """The sites, and what other libraries call the same tensors."""
     if as_json:
-        return _print_json(list(rows))
+        return print_json(list(rows))
     from ..collect.sites import sites_text
 
     print(sites_text(rows, shutil.get_terminal_size().columns))
@@ -110,13 +109,13 @@ def sites(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 def info(facts: Mapping[str, Any], as_json: bool) -> None:
     """The facts of a store."""
-    return _print_json(facts) if as_json else _print_facts(facts)
+    return print_json(facts) if as_json else _print_facts(facts)
 
 
 def forecast(found: Any, as_json: bool) -> None:
     """What a harvest will take."""
     if as_json:
-        return _print_json(found)
+        return print_json(found)
     rows = ", ".join(f"{name} {count:,}" for name, count in found.splits.items())
     left = "" if not found.n_committed else f", {found.n_committed} of them committed"
     room = "" if found.free_files is None else f"; room for {found.free_files:,}"
@@ -164,7 +163,7 @@ def _parts(total: int, parts: Mapping[str, int]) -> str:
 def verified(found: Any, as_json: bool) -> None:
     """What `verify` looked at, what is wrong and where."""
     if as_json:
-        return _print_json({**_jsonable(found), "whole": found.whole, "counts": found.counts()})
+        return print_json({**jsonable(found), "whole": found.whole, "counts": found.counts()})
     for problem in found.problems[:MAX_PROBLEMS]:
         print(f"{problem.kind}: {problem.message}")
     if len(found.problems) > MAX_PROBLEMS:
@@ -190,7 +189,7 @@ def verified(found: Any, as_json: bool) -> None:
 def repaired(result: Any, as_json: bool) -> None:
     """What `repair` found and did."""
     if as_json:
-        return _print_json(result)
+        return print_json(result)
     for file in result.files[:MAX_PROBLEMS]:
         print(f"damaged: {printable(file)}")
     if len(result.files) > MAX_PROBLEMS:
@@ -203,7 +202,7 @@ def sealed(store: Path, digest: str, as_json: bool) -> None:
     """The seal, and what is under it."""
     facts = _extent(store)
     if as_json:
-        return _print_json({"seal": digest, "store": store, **facts})
+        return print_json({"seal": digest, "store": store, **facts})
     print(f"store: {store} ({_extent_text(facts)})\nseal: {digest}")
     return None
 
@@ -224,48 +223,10 @@ def moved(result: Any, as_json: bool, facts_of: Path | None = None) -> None:
     """What `push` or `pull` did; what a pull has brought here."""
     facts = {} if facts_of is None else _extent(facts_of)
     if as_json:
-        return _print_json({**_jsonable(result), **facts})
+        return print_json({**jsonable(result), **facts})
     kept = f" ({result.n_kept:,} were there)" if result.n_kept else ""
     moved_now = f"{result.n_files:,} files, {bytes_text(result.n_bytes)} moved{kept}"
     print(moved_now if result.n_files or result.n_kept else "nothing to do: the store is there already")
     held = f" ({_extent_text(facts)})" if facts else ""
     print(f"store: {result.target}{held}\nseal: {result.digest}")
-    return None
-
-
-def study(path: Path, as_json: bool) -> None:
-    """Held-out R² per layer and store, and what to do next."""
-    rows = Study.open(path).table("surrogates").to_pylist()
-    if as_json:
-        return _print_json({"study": path, "surrogates": rows})
-    lines = [
-        {
-            "store": row["store"],
-            "layer": row["layer"],
-            "alpha": f"{row['alpha']:.0e}",
-            "R² test": f"{row['r2_test']:.4f}",
-            "95 % (all layers at once)": f"[{row['r2_sim_lo']:.4f}, {row['r2_sim_hi']:.4f}]",
-            "groups": row["n_test_groups"],
-            "nearly linear": row["verdict"],
-        }
-        for row in rows
-    ]
-    _print_table(lines, list(lines[0]))
-    print(f"study: {path}\nnext: nearline report {path}")
-    return None
-
-
-def path(name: str, where: Path | str, as_json: bool) -> None:
-    """One path under its name."""
-    return _print_json({name: where}) if as_json else print(f"{name}: {where}")
-
-
-def quickstart(result: Any, as_json: bool) -> None:
-    """What ran, what was current, and where the reports are."""
-    if as_json:
-        return _print_json(result)
-    for step in result.steps:
-        print(f"{step.name.ljust(34)} {step.state}")
-    for where in result.reports:
-        print(f"report: {where}")
     return None

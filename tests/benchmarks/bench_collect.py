@@ -1,8 +1,10 @@
-"""Speed of a harvest against a bare forward pass that computes the same losses over the same batches.
+"""Speed of a harvest against a bare forward pass that computes the same losses over the same batches, and of
+a harvest that stores moments alone.
 
 In: a model and sizes. Out: rows of name, value, unit, what is to be reached, and how it was measured. Both
 sides run in one process, in turns, the order changing every time; a ratio is the median over the pairs. The
 harvest's side is everything that a run does per block: hooks, copies, statistics, digests, durable commits.
+Moments alone are set against what gives the same surrogates otherwise: rows collected, then summed.
 """
 
 import gc
@@ -18,9 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 from helpers_models import smollm2_path
-from nearline.collect import HarvestSettings, corpora, models, parse_settings
+from nearline.analyze.moments_reading import read_moments
+from nearline.collect import HarvestSettings, corpora, models, moments_only, parse_settings
 from nearline.collect.anatomy import anatomy
 from nearline.collect.claim import Claim
+from nearline.collect.describing import attributes_of
 from nearline.collect.forward import evaluating, final_hidden, inputs_of
 from nearline.collect.harvesting import begin
 from nearline.collect.loop import run_blocks
@@ -28,8 +32,9 @@ from nearline.collect.models import LoadedModel
 from nearline.collect.nll import token_nll
 from nearline.collect.preparing import Prepared, prepare
 from nearline.collect.rows import block_batches, block_columns
+from nearline.collect.stopping import Watch
 from nearline.collect.tokenise import tokenise
-from nearline.store import StoreWriter, silent
+from nearline.store import Reader, StoreWriter, silent
 
 REACH = {"float32": ">= 0.95", "bfloat16": ">= 0.85"}
 Row = dict[str, Any]
@@ -37,7 +42,84 @@ Row = dict[str, Any]
 
 def rows() -> list[Row]:
     """Every row of `make bench` about harvests."""
-    return collect_rows()
+    return [*collect_rows(), *moments_rows()]
+
+
+def moments_rows(
+    model_source: str = "smollm2",
+    n_tokens: int = 6144,
+    repeats: int = 3,
+    threads: int = 2,
+    corpus: str = "docs:python",
+    layers: str = "0-9",
+    folds: int = 3,
+) -> list[Row]:
+    """Moments alone, float32 in bfloat16 storage, against collecting the rows and against that and summing
+    them: seconds, and bytes on the disk."""
+    given = {"tokens": n_tokens, "block": n_tokens // 6, "corpus": corpus, "layers": layers}
+    given["storage_dtype"] = "bfloat16"
+    rows, sums = (parse_settings(given | only) for only in ({}, {"moments_only": True, "folds": folds}))
+    loaded = _load(model_source, "float32")
+    with evaluating(loaded.model, threads), tempfile.TemporaryDirectory() as folder:
+        there = Path(folder)
+        ready, summing = _prepare(loaded, rows, there), _prepare(loaded, sums, there)
+        writers = [begin(Claim(there / f"{turn}"), ready, loaded, rows, {}) for turn in range(repeats)]
+        attributes = attributes_of(summing, loaded, sums, {})
+
+        def moments(turn: int) -> float:
+            out = there / f"moments {turn}"
+            moments_only.run(out, summing, attributes, sums, silent, Watch())
+            return _bytes(out)
+
+        def collected(turn: int) -> float:
+            _collect(ready, writers[turn])
+            writers[turn].seal()
+            return _bytes(writers[turn].path)
+
+        sides: dict[str, Callable[[int], float]] = {
+            "collect": collected,
+            "read": lambda turn: _read(writers[turn].path, folds),
+            "moments": moments,
+        }
+        _bare(ready, losses=True)
+        turns = [_turn_in_order(sides, number) for number in range(repeats)]
+    wall = {side: statistics.median(turn[side][0] for turn in turns) for side in sides}
+    size = {side: turns[0][side][2] / 2**20 for side in sides}
+    both = statistics.median((one["collect"][0] + one["read"][0]) / one["moments"][0] for one in turns)
+    busy = statistics.median((one["collect"][1] + one["read"][1]) / one["moments"][1] for one in turns)
+    plan = ready.planned.plan
+    note = (
+        f"{model_source}, layers {layers}, {plan.n_tokens} rows, {threads} threads: collect "
+        f"{wall['collect']:.2f} s, sum {wall['read']:.2f} s, moments alone {wall['moments']:.2f} s (no pass "
+        "over gate rows)"
+    )
+    return [
+        _row("moments only: speed against collect, then summing the rows", both, "x", "", note),
+        _row("moments only: the same in CPU seconds", busy, "x", "", "what a busy machine cannot blur"),
+        _row(
+            "moments only: bytes on the disk against those of the rows",
+            size["moments"] / size["collect"],
+            "x",
+            "",
+            f"{size['moments']:.1f} MiB whatever the tokens, rows {size['collect']:.1f} MiB",
+        ),
+    ]
+
+
+def _turn_in_order(
+    sides: dict[str, Callable[[int], float]], number: int
+) -> dict[str, tuple[float, float, float]]:
+    """Rows are summed after they were collected; moments go first in every other turn."""
+    order = list(sides) if number % 2 == 0 else ["moments", "collect", "read"]
+    return {side: _timed(sides[side], number) for side in order}
+
+
+def _read(path: Path, folds: int) -> float:
+    return float(read_moments(Reader.open(path), "rows", folds=folds).n_folds)
+
+
+def _bytes(folder: Path) -> float:
+    return float(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
 
 
 def collect_rows(

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 from helpers_store import begin, synthetic
-from nearline.analyze.engine import Job, fit_surrogates
+from nearline.analyze.compute import session
+from nearline.analyze.engine import fit_surrogates, one_family
 from nearline.analyze.layers import layer_source
 from nearline.analyze.moments import BUFFER_ROWS
 from nearline.analyze.population import FIT, TEST, fold_of_documents, load_population
@@ -137,7 +138,9 @@ def _evaluated(path: Path) -> Evaluated:
 
 
 def _fit(evaluated: Evaluated, layers: list[int], workers: int) -> object:
-    return fit_surrogates(Job(layers, evaluated, [evaluated], SETTINGS.rules, SETTINGS.folds), workers)
+    job = one_family({"store": evaluated}, "store", layers, SETTINGS.rules, SETTINGS.folds)
+    with session(SETTINGS.model_copy(update={"workers": workers})) as threads:
+        return fit_surrogates(job, threads)
 
 
 def _rows_in_memory(evaluated: Evaluated) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,16 +2,17 @@
 
 In: nothing; random models are made here. Out: a few lines per model, and exit code 0; 1 where a check failed,
 4 with one line where torch finds no CUDA. Per model: the stored rows against an unbatched pass of the same
-model, all sites; tokens a second against the bare forward with the same losses; the share of the time in
-which the GPU had no work, by its own events; the time waited for the disk. Needs about 12 GB of GPU memory
-and 25 GB of disk; takes a minute or two. `python tests/benchmarks/cuda_check.py [FOLDER]`.
+model, all sites; of the small one, moments summed on the device against those of the stored rows; tokens a
+second against the bare forward with the same losses; the share of the time in which the GPU had no work, by
+its own events; the time waited for the disk. Needs about 12 GB of GPU memory and 25 GB of disk; takes a
+minute or two. `python tests/benchmarks/cuda_check.py [FOLDER]`.
 """
 
 import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import torch
 from helpers_models import tiny_tokenizer
-from nearline.collect import corpora, models
+from nearline.analyze.layers import layer_source
+from nearline.analyze.moments_file import open_moments
+from nearline.analyze.moments_reading import read_moments
+from nearline.analyze.surrogates import solve_layer
+from nearline.collect import corpora, models, moments_only
 from nearline.collect.agreement import row_error
 from nearline.collect.anatomy import anatomy
 from nearline.collect.batch_budget import batch_budget
@@ -34,11 +39,15 @@ from nearline.collect.preparing import Prepared, prepare
 from nearline.collect.proof import TOLERANCES
 from nearline.collect.rows import block_batches, block_columns
 from nearline.collect.settings import parse
+from nearline.collect.site_names import MOMENTS_SITES
+from nearline.collect.stopping import Watch
 from nearline.collect.tokenise import tokenise
 from nearline.store import Reader, silent, verify
 from transformers import LlamaConfig, LlamaForCausalLM
 
 NO_CUDA = 4
+MOST_MOMENTS = 256  # features of a model whose moments are summed too
+PREDICTIONS = 1e-5
 WORDS = "the quick brown fox jumps over the lazy dog and a model reads what a store keeps".split()
 
 
@@ -101,6 +110,12 @@ def check(size: Size, device: torch.device, scratch: Path) -> bool:
     )
     whole = verify(scratch / "store", level="full").whole
     print(f"  largest error against unbatched passes {error:.2g} (allowed {limit:.2g}); store whole: {whole}")
+    if size.d_model <= MOST_MOMENTS:
+        off = moments_error(prepared, scratch)
+        print(
+            f"  predictions by moments summed here differ by {off:.2g} of the spread (allowed {PREDICTIONS})"
+        )
+        whole = whole and off <= PREDICTIONS
     if device.type == "cuda":
         print(f"  GPU memory at the peak {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB")
     return whole and error <= limit
@@ -132,7 +147,7 @@ def prepared_store(size: Size, device: torch.device, path: Path) -> tuple[Prepar
     random, corpus_tokens = np.random.default_rng(0), 0
     documents: list[str] = []
     while corpus_tokens < 3 * size.tokens:  # about two tokens a word
-        documents.append(" ".join(random.choice(WORDS, random.integers(50, 600))))
+        documents.append(" ".join(random.choice(WORDS, random.integers(20, min(600, size.tokens // 10)))))
         corpus_tokens += len(documents[-1].split())
     loaded, corpus = (
         models.describe(model, tiny_tokenizer(), size.name),
@@ -181,6 +196,26 @@ def against_single_passes(prepared: Prepared, path: Path, size: Size) -> tuple[f
             errors = row_error(torch.from_numpy(found), wanted.float().cpu())
             worst = max(worst, float(errors.square().mean().sqrt()))
     return worst, TOLERANCES[size.dtype].batch
+
+
+def moments_error(prepared: Prepared, scratch: Path) -> float:
+    """Largest root mean square difference, over the layers, of the predictions of surrogates from moments
+    that are summed on the device and from those of the store's rows."""
+    reader, settings = Reader.open(scratch / "store"), parse({"moments_only": True, "folds": 2})
+    shape = replace(prepared.shape, sites=MOMENTS_SITES)
+    summing = replace(prepared, shape=shape, n_sums=settings.n_sums)
+    before = torch.get_float32_matmul_precision()
+    with evaluating(prepared.anatomy.model, None):
+        moments_only.run(scratch / "moments", summing, reader.attributes, settings, silent, Watch())
+    assert torch.get_float32_matmul_precision() == before
+    found, wanted = open_moments(scratch / "moments"), read_moments(reader, "rows", folds=2)
+    worst = 0.0
+    for layer in found.layers:
+        ours, theirs = (solve_layer(one.layer(layer), (0.1,)).full for one in (found, wanted))
+        x = layer_source(reader, layer).inputs(0)[0]
+        square = np.square(ours.predict(x) - theirs.predict(x), dtype=np.float64).sum(axis=1).mean()
+        worst = max(worst, float(np.sqrt(square / theirs.spread)))
+    return worst
 
 
 def plain_hooks(layer: Any, seen: dict[tuple[str, int], torch.Tensor]) -> list[Any]:

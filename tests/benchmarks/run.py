@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import bench_analyze
 import bench_collect
 import bench_fit
 import bench_share
@@ -25,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
     "share": bench_share.rows,
     "verify": bench_verify.rows,
     "fit": bench_fit.rows,
+    "analyze": bench_analyze.rows,
     "collect": bench_collect.rows,
 }
 

@@ -1,0 +1,46 @@
+"""Pieces of the page that every section is made of: the section itself, folded tables, paragraphs.
+
+In: HTML of ours. Out: HTML. Cost: none.
+"""
+
+import polars as pl
+
+from . import findings, text
+from .results import Results
+
+
+def section(key: str, heading: str, *parts: str) -> str:
+    """A section of the page under its heading; empty parts are left out."""
+    body = "\n".join(part for part in parts if part)
+    return f'<section id="{key}">\n<h2>{heading}</h2>\n{body}\n</section>'
+
+
+def numbers(label: str, table: str, *, opened: bool = False) -> str:
+    """A table that a reader unfolds; nothing where there is no table."""
+    if not table:
+        return ""
+    return f'<details class="numbers"{" open" if opened else ""}><summary>{label}</summary>{table}</details>'
+
+
+def paragraph(sentence: str) -> str:
+    """A plain sentence, not yet escaped."""
+    return f"<p>{text.escape(sentence)}.</p>" if sentence else ""
+
+
+def note(words: str) -> str:
+    """An explanation of ours, as HTML."""
+    return f'<p class="note">{words}</p>' if words else ""
+
+
+def layer_titles(layers: list[int], words: dict[int, str] | None = None) -> dict[int, str]:
+    """Titles of panels of single layers."""
+    return {layer: f"layer {layer}{(words or {}).get(layer, '')}" for layer in layers}
+
+
+def store_head(results: Results, series: int) -> str:
+    """What heads the rows of a store."""
+    return findings.label(results, series)
+
+
+def of_layer(frame: pl.DataFrame, layer: int) -> pl.DataFrame:
+    return frame.filter(pl.col("layer") == layer)
