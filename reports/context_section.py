@@ -21,7 +21,9 @@ _NESTED = (
     "paired over the same tokens. Dashed: 0. Bars or bands: 95 % intervals for all layers at once. The "
     "side of the context is <em>context_only</em>, what attention and earlier MLPs wrote less what "
     "follows from the token: a gate on the whole context part sees the token too, so its AUC says nothing "
-    "about context. Where even both together do not beat chance, nothing can be told."
+    "about context. It may also hold a code of the token that is not linear: context adds only where it "
+    "does so among occurrences of one token too. Where even both together do not beat chance, nothing can "
+    "be told."
 )
 _FORETOLD = (
     "R² of a linear map from the token's embedding to the context part k, fitted on fit rows and scored "

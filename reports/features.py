@@ -17,7 +17,7 @@ MEANINGS = {
     "token": "the token's own embedding, normed by itself",
     "token_scaled": "the token's exact part of x",
     "token_full": "all of x that follows linearly from the token's embedding",
-    "token_type": "mean need of this token on the gate rows, shrunk",
+    "token_type": "mean need of this token on the fit rows, shrunk",
     "token_all": "token_full and token_type together",
     "context": "what attention and earlier MLPs wrote; it holds the token as well",
     "context_only": "the same without what follows from the token",

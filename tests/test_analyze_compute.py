@@ -156,7 +156,9 @@ def test_a_sink_has_one_call_at_a_time_and_the_order_is_that_of_the_items() -> N
         return item, found
 
     steps: list[tuple[Any, ...]] = []
-    with session(ComputeSettings(workers=4), lambda *step: steps.append(step)) as workers:
+    with session(
+        ComputeSettings(workers=4), lambda stage, done, total, unit: steps.append((stage, done, total, unit))
+    ) as workers:
         found = workers.map(pid_of, None, list(range(50)), sink, "stage")
         assert workers.map(pid_of, None, [], sink, "stage") == []
     assert found == [(item, os.getpid()) for item in range(50)]
@@ -273,7 +275,7 @@ def test_slurm_jobs_that_have_all_ended_are_missed(monkeypatch: pytest.MonkeyPat
         watch = Watch(client, settings)
         for _ in range(2):
             watch.look()
-            until(lambda: time.monotonic() - watch.empty_since > 0.1)
+            until(lambda: time.monotonic() - (watch.empty_since or 0.0) > 0.1)
         watch.look()
         jobs.scale(1)
         client.wait_for_workers(1)
@@ -395,7 +397,7 @@ def test_a_study_has_the_same_bytes_whoever_is_killed(
 ) -> None:
     """A worker is killed at points spread over the fit: while it sums, solves and measures."""
     first = study_of(tmp_path / "one", stores, {"workers": 1})
-    settings = {"scheduler": "local", "workers": workers}
+    settings: dict[str, Any] = {"scheduler": "local", "workers": workers}
     killed: list[int] = []
     for after in (1, 8, 15):
         folder, killer = tmp_path / f"after {after}", Killer(after, killed)
@@ -411,7 +413,7 @@ class Killer:
     def __init__(self, after: int, killed: list[int]) -> None:
         self._left, self._killed = after, killed
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
         self._left -= 1
         if self._left:
             return
@@ -431,7 +433,7 @@ def test_a_scheduler_and_workers_started_by_hand(tmp_path: Path, stores: list[Pa
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     with started("scheduler", "--host", address, "--no-dashboard") as scheduler:
         with started("worker", address, "--nthreads", "2", "--no-dashboard"):
-            settings = {"scheduler": address}
+            settings: dict[str, Any] = {"scheduler": address}
             assert study_of(tmp_path / "two", stores, settings) == first
             stop = StopScheduler(scheduler)
             with pytest.raises(EnvironmentFault, match="connection to the scheduler is lost"):
@@ -443,7 +445,7 @@ class StopScheduler:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
         self._process.kill()
         self._process.wait()
 

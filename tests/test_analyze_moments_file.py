@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,8 @@ def test_moments_add_in_any_order(store: Path, other: Path) -> None:
 
 def test_moments_of_other_folds_are_not_added(store: Path, other: Path) -> None:
     one, reader = read_moments(Reader.open(store), "store", folds=FOLDS), Reader.open(other)
-    for how in ({"folds": 4}, {"folds": FOLDS, "seed": 1}, {"folds": FOLDS, "layers": [0]}):
+    ways: list[dict[str, Any]] = [{"folds": 4}, {"folds": FOLDS, "seed": 1}, {"folds": FOLDS, "layers": [0]}]
+    for how in ways:
         with pytest.raises(UsageError, match="cannot be added: sum both over the same layers and folds"):
             merge_sources(one, read_moments(reader, "other", **how))
     turned = {h: (fold + 1) % FOLDS for h, fold in one.folds.items()}

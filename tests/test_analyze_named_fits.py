@@ -54,7 +54,9 @@ def evidence(stores: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 def make(evidence: Evidence, names: Sequence[str]) -> list[tuple[Any, ...]]:
     """Make the fits; the steps of the progress."""
     steps: list[tuple[Any, ...]] = []
-    with session(ComputeSettings(workers=2), lambda *step: steps.append(step)) as workers:
+    with session(
+        ComputeSettings(workers=2), lambda stage, done, total, unit: steps.append((stage, done, total, unit))
+    ) as workers:
         ensure(evidence, names, workers)
     return steps
 
@@ -231,7 +233,12 @@ def test_kept_moments_are_loaded_instead_of_read(stores: dict[str, Path], tmp_pa
     )
     assert (study.path / "moments@main" / "moments.json").exists()
     steps: list[tuple[Any, ...]] = []
-    fit(study.path, two, other, progress=lambda *step: steps.append(step))
+    fit(
+        study.path,
+        two,
+        other,
+        progress=lambda stage, done, total, unit: steps.append((stage, done, total, unit)),
+    )
     # Two layers of two stores, for the needs; no row for the moments.
     assert steps[-1][1] == 2 * 2 * 1800
     assert outputs(study) == outputs(plain)

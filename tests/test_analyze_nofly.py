@@ -2,6 +2,8 @@
 are covered, and noise is never taken for an answer: neither for transfer nor for its absence.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers_nofly import Design, correlated, noisy, occurrences, of_types, planted, without_group
@@ -337,16 +339,20 @@ def test_a_trait_that_does_not_carry_over_is_called_so() -> None:
 
 
 def test_verdicts_say_what_they_rest_on() -> None:
-    sure = {"p_holm": 0.01, "reliable": True, "n_types": MIN_TYPES, "n_groups": MIN_GROUPS}
-    assert verdict(0.1, 0.4, **sure) == "supported"
-    assert verdict(-0.1, TRANSFERS - 0.01, **sure) == "not supported"
-    assert verdict(-0.1, TRANSFERS, **sure) == "cannot tell"
-    assert verdict(float("nan"), float("nan"), **sure) == "cannot tell"
-    assert verdict(0.1, 0.9, **sure | {"p_holm": 0.06}) == "cannot tell"
-    assert verdict(0.1, 0.9, **sure | {"reliable": False}) == "cannot tell"
-    assert verdict(-0.1, 0.1, **sure | {"reliable": False}) == "cannot tell"
-    assert verdict(0.1, 0.9, **sure | {"n_types": MIN_TYPES - 1}) == "cannot tell"
-    assert verdict(0.1, 0.9, **sure | {"n_groups": MIN_GROUPS - 1}) == "too few documents"
+    known: dict[str, Any] = {"p_holm": 0.01, "reliable": True, "n_types": MIN_TYPES, "n_groups": MIN_GROUPS}
+
+    def judge(low: float, high: float, **other: Any) -> str:
+        return verdict(low, high, **{**known, **other})
+
+    assert judge(0.1, 0.4) == "supported"
+    assert judge(-0.1, TRANSFERS - 0.01) == "not supported"
+    assert judge(-0.1, TRANSFERS) == "cannot tell"
+    assert judge(float("nan"), float("nan")) == "cannot tell"
+    assert judge(0.1, 0.9, p_holm=0.06) == "cannot tell"
+    assert judge(0.1, 0.9, reliable=False) == "cannot tell"
+    assert judge(-0.1, 0.1, reliable=False) == "cannot tell"
+    assert judge(0.1, 0.9, n_types=MIN_TYPES - 1) == "cannot tell"
+    assert judge(0.1, 0.9, n_groups=MIN_GROUPS - 1) == "too few documents"
 
 
 def test_bounds_are_above_zero_exactly_where_the_covariance_is() -> None:

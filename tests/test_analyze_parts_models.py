@@ -13,7 +13,7 @@ from nearline.collect.corpora import Corpus
 from nearline.collect.harvesting import harvest
 from nearline.collect.loading import load_both
 from nearline.collect.models import LoadedModel, load
-from nearline.collect.settings import HarvestSettings
+from nearline.collect.settings import parse
 from nearline.store import Reader
 
 # As for synthetic stores; trained residuals hold features hundreds of times larger than the rest.
@@ -58,7 +58,7 @@ def test_the_input_is_the_sum_of_its_parts_on_every_layer_of_smollm2(
 ) -> None:
     folder, gguf_file = smollm2_path()
     corpus, loaded = load_both(
-        HarvestSettings(model=str(folder), gguf_file=gguf_file, corpus="docs:scientific", dtype=dtype)
+        parse({"model": str(folder), "gguf_file": gguf_file, "corpus": "docs:scientific", "dtype": dtype})
     )
     found = deviations(loaded, corpus, tmp_path / "s")
     assert len(found) == 30

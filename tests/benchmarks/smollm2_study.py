@@ -39,9 +39,9 @@ def harvest_all(out: Path, model: str, gguf_file: str | None, dtype: str, tokens
         from nearline.collect import corpora
         from nearline.collect.harvesting import harvest
         from nearline.collect.loading import load_both
-        from nearline.collect.settings import HarvestSettings
+        from nearline.collect.settings import parse
 
-        settings = HarvestSettings(model=model, gguf_file=gguf_file, corpus=missing[0], dtype=dtype)
+        settings = parse({"model": model, "gguf_file": gguf_file, "corpus": missing[0], "dtype": dtype})
         _, loaded = load_both(settings)
         for name in missing:
             harvest(
@@ -145,10 +145,10 @@ def _nofly(study: Study) -> str:
                 row["n_types"],
                 f"{row['r']:.3f}",
                 f"{row['reliability_a']:.3f}, {row['reliability_b']:.3f}",
-                f"{row['ceiling']:.3f}",
+                _number(row["ceiling"]),
                 _interval(row, "r_disattenuated"),
                 f"{row['p_permutation']:.3f}",
-                f"{row['paper_r']:.3f}",
+                _number(row["paper_r"]),
                 row["verdict"],
             ]
             for row in found
@@ -193,6 +193,10 @@ def _by(rows: Iterable[Row], *keys: str) -> list[tuple[tuple[Any, ...], list[Row
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), []).append(row)
     return list(found.items())
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or value != value else f"{value:.3f}"
 
 
 def _middle(rows: Sequence[Row], column: str) -> float:
