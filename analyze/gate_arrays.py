@@ -53,8 +53,10 @@ _DIMS = ("layer", "need", "gate", "feature")
 
 
 def _types(layers: Sequence[Mapping[str, TypeMeans]], needs: Sequence[str], task: GateTask) -> dict[str, Any]:
-    """Mean needs by token id of the fit rows."""
-    ids = np.union1d(task.fit.token_id, task.fit.target_id[task.fit.target_id >= 0]).astype(np.int32)
+    """Mean needs by token id of the rows that they are taken over."""
+    fit = np.union1d(task.fit.token_id, task.fit.target_id[task.fit.target_id >= 0])
+    seen = [one.types for types in layers for one in types.values()]
+    ids = np.unique(np.concatenate([fit, *seen])).astype(np.int32)
     arrays: dict[str, Any] = {"type": (("type",), ids)}
     for piece in ("token_type", "target_type"):
         values = [[types[f"{piece}@{need}"].of(ids) for need in needs] for types in layers]
@@ -92,8 +94,9 @@ PIECES = {
     "p": "gamma * centre(position embedding) * s",
     "token_full": "t + k^, k^ = weight . token embedding + bias of context.zarr",
     "context_only": "k - k^",
-    "token_type": "mean need of the token id over fit rows, shrunk: array token_type",
-    "target_type": "mean need of the target id over fit rows, shrunk: array target_type",
+    "token_type": "mean need of the token id over fit rows (gate rows for needs that fit rows have none of), "
+    "shrunk: array token_type",
+    "target_type": "mean need of the target id over the same rows, shrunk: array target_type",
     "position": "log(1 + position)",
     "norm": "|x|",
     "output_norm": "|y|, y the raw output of the MLP",

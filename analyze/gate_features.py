@@ -139,3 +139,19 @@ def type_means(
     # n/(n + σ²/τ²), written so that neither variance may be 0.
     weight = count * between / np.maximum(count * between + within, np.finfo(np.float64).tiny)
     return TypeMeans(types, (grand + weight * (mean - grand)).astype(np.float32), np.float32(grand))
+
+
+def held_out_means(
+    ids: Int[np.ndarray, "token"],
+    need: Float32[np.ndarray, "token"],
+    fold: Int[np.ndarray, "token"],
+    n_folds: int,
+) -> Float32[np.ndarray, "token"]:
+    """The mean need of each row's type over the rows of the other folds: what a row's own fold holds does
+    not enter.
+    """
+    found = np.empty(need.size, np.float32)
+    for one in range(n_folds):
+        held = fold == one
+        found[held] = type_means(ids[~held], need[~held]).of(ids[held])
+    return found

@@ -21,6 +21,7 @@ from .gate_features import (
     FEATURES,
     WIDE,
     TypeMeans,
+    held_out_means,
     random_scores,
     type_means,
     wide_pieces,
@@ -159,11 +160,29 @@ def narrow_pieces(
 
 
 def _types(task: GateTask, item: LayerItem) -> dict[str, TypeMeans]:
-    """Mean needs of token types, by input and by target token, over fit rows alone."""
+    """Mean needs of token types, by input and by target token, over fit rows alone; over gate rows where fit
+    rows have none of this need (a measurement gives fit rows none, which their surrogates have seen).
+    """
     found: dict[str, TypeMeans] = {}
     for need, values in item.fit.need.items():
-        found[f"token_type@{need}"] = type_means(task.fit.token_id, values)
-        found[f"target_type@{need}"] = type_means(task.fit.target_id, values)
+        tokens = task.fit
+        if not np.isfinite(values).any():
+            tokens, values = task.gate, item.gate.need[need]
+        found[f"token_type@{need}"] = type_means(tokens.token_id, values)
+        found[f"target_type@{need}"] = type_means(tokens.target_id, values)
+    return found
+
+
+def _held_out_types(task: GateTask, item: LayerItem) -> dict[str, Column]:
+    """Mean needs of token types for gate rows, where these rows are what they are made of: each fold's by
+    the other folds, or a gate would be fitted on a feature that holds its own label.
+    """
+    found: dict[str, Column] = {}
+    for need, values in item.gate.need.items():
+        if np.isfinite(item.fit.need[need]).any():
+            continue
+        for piece, ids in (("token_type", task.gate.token_id), ("target_type", task.gate.target_id)):
+            found[f"{piece}@{need}"] = held_out_means(ids, values, task.fold, task.n_folds)
     return found
 
 
@@ -174,9 +193,8 @@ def _fitted_rows(
     tokens = task.gate
     n, width = tokens.rows.size, item.context_map.bias.size
     wide = stack.enter_context(gate_rows(n, dict.fromkeys(task.wide, width), task.budget_bytes))
-    narrow = {
-        name: _complete(values) for name, values in narrow_pieces(tokens, item.gate, types, task.seed).items()
-    }
+    pieces = narrow_pieces(tokens, item.gate, types, task.seed) | _held_out_types(task, item)
+    narrow = {name: _complete(values) for name, values in pieces.items()}
     narrow["norm"] = np.empty(n, np.float32)
     for block in range(source.reader.n_blocks):
         first, last = source.reader.block_range(block)

@@ -52,30 +52,7 @@ class Family:
 
     @property
     def areas(self) -> Estimates:
-        return one_family([worth.area for worth in self.worths])
-
-
-def one_family(parts: Sequence[Estimates]) -> Estimates:
-    """Items over one set of groups. Where a need is missing in other documents at each layer, the groups are
-    other ones too: influences then stand side by side as if groups were the same, which leaves each item's
-    own spread as it is and takes its dependence on the others for what chance would give.
-    """
-    n_groups = max(part.n_groups for part in parts)
-    padded = []
-    for part in parts:
-        missing = n_groups - part.n_groups
-        if missing and part.n_groups:
-            # A group that is not there moves nothing; rescaled, so that the standard error stays the same.
-            factor = np.sqrt((part.n_groups - 1) / part.n_groups * n_groups / max(1, n_groups - 1))
-            centred = (part.influence - part.influence.mean(axis=0)) * factor
-            part = Estimates(
-                part.estimate, np.pad(centred, ((0, missing), (0, 0))), part.n_effective, n_groups
-            )
-        elif missing:
-            nothing = np.full((n_groups, part.estimate.size), np.nan)
-            part = Estimates(part.estimate, nothing, part.n_effective, n_groups)
-        padded.append(part)
-    return stack(padded)
+        return stack([worth.area for worth in self.worths])
 
 
 def gate_table(families: Sequence[Family], seed: int) -> Iterator[dict[str, Any]]:
@@ -123,9 +100,9 @@ def compare(
     gate has beside the smaller one, by itself, where the smaller one may hold a copy of it.
     """
     pairs = list(zip(larger.worths, smaller.worths, strict=True))
-    differences = one_family([difference(one.area, two.area) for one, two in pairs])
+    differences = stack([difference(one.area, two.area) for one, two in pairs])
     found, seen = intervals(differences, seed), intervals(larger.areas, seed, "logit")["sim_lo"]
-    inside = one_family([difference(one.within, two.within) for one, two in pairs])
+    inside = stack([difference(one.within, two.within) for one, two in pairs])
     within = intervals(inside, seed)
     copied = None if alone is None else intervals(alone.areas, seed, "logit")["sim_lo"] > CHANCE
     adjusted = holm(p_values(differences, one_sided=True))

@@ -6,8 +6,8 @@ document: folds are joint (see `joint_folds`), so that a document that stands in
 fold. Rows of a group that is linked to several folds have no held-out surrogate in the pooled fit; their
 needs there are NaN.
 
-Cost: a fit, for all the names of a call together: each store is read once for the moments, which serve its
-own and the pooled fit, and once for the needs.
+Results wait aside until all fits of a call are there. Cost: a fit, for all the names of a call together:
+each store is read once for the moments, which serve its own and the pooled fit, and once for the needs.
 """
 
 import logging
@@ -16,24 +16,20 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
 
-import numpy as np
-from jaxtyping import Int32
-
 from ..store import IncompleteError, Study, UsageError
-from ..store.names import typed
+from ..store.names import printable, typed
+from ..store.staging import StagedStudy
 from .compute import Session
-from .engine import Family, Job, Needs, run
-from .evidence import Evidence, StoreRows
-from .folds import too_few_groups
+from .engine import Job, Needs, run
+from .evidence import Evidence
+from .named_folds import POOLED, JointFolds
 from .outcome import stacked, write_needs
-from .population import FIT, joint_folds, load_population
 from .ridge import Surrogate
 from .saved_moments import MomentsKeeper, saved_moments
 from .settings import FitSettings
 from .surrogates import LayerFit
 from .tasks import Evaluated, task_bytes
 
-POOLED: Final = "pooled"
 PREFIX: Final = "fit@"
 # Raised whenever the same stores and settings give other numbers.
 RESULTS_VERSION: Final = 1
@@ -60,7 +56,8 @@ def ensure(evidence: Evidence, names: Sequence[str], session: Session) -> None:
         if name not in todo:
             _LOG.info("fit: the fit of %s is current", name)
     if todo:
-        _fit(evidence, todo, session, record)
+        with StagedStudy.writing(evidence.study) as study:
+            _fit(evidence, study, todo, session, record)
 
 
 def stale_fits(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -75,6 +72,17 @@ def stale_fits(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
             or any(step["settings"].get(key) != main["settings"].get(key) for key in SETTINGS)
         )
     ]
+
+
+def remove_unrecorded(study: Study) -> None:
+    """Remove files of named fits that no step has recorded: of processes that died before they could."""
+    recorded = {output for step in study.provenance().values() for output in step["outputs"]}
+    files = [path for path in study.path.glob("tokens/need@*/**/*") if path.is_file()]
+    for path in [*files, *study.path.glob("surrogates@*.zarr")]:
+        output = path.relative_to(study.path).as_posix()
+        if output not in recorded:
+            study.remove_output(output)
+            _LOG.info("fit: %s: removed %s, which no fit has recorded", study.path, printable(output))
 
 
 def _main_fit(study: Study) -> Mapping[str, Any]:
@@ -115,10 +123,16 @@ def _layers(evidence: Evidence, todo: Sequence[str], record: Mapping[str, Any]) 
     return sorted(layers)
 
 
-def _fit(evidence: Evidence, todo: Sequence[str], session: Session, record: Mapping[str, Any]) -> None:
+def _fit(
+    evidence: Evidence,
+    study: StagedStudy,
+    todo: Sequence[str],
+    session: Session,
+    record: Mapping[str, Any],
+) -> None:
     settings = FitSettings(**{key: record["settings"][key] for key in SETTINGS})
     layers = _layers(evidence, todo, record)
-    folds = _Folds.of(evidence, settings)
+    folds = JointFolds.of(evidence, settings)
     families = tuple(folds.family(name) for name in todo)
     fitted = [name for name in evidence.stores if any(name in family.fitted for family in families)]
     for name in fitted:
@@ -130,9 +144,7 @@ def _fit(evidence: Evidence, todo: Sequence[str], session: Session, record: Mapp
     job = Job(
         layers, stores, families, settings.rules, settings.folds, {name: folds.joint[name] for name in fitted}
     )
-    saved = saved_moments(
-        evidence.study, {n: evidence.stores[n] for n in fitted}, folds.joint, settings, layers
-    )
+    saved = saved_moments(study, {n: evidence.stores[n] for n in fitted}, folds.joint, settings, layers)
     width = evidence.fitted.reader.d_model
     block = max(store.reader.plan.block for store in evidence.stores.values())
     stage = f"fit of {', '.join(todo)}"
@@ -142,39 +154,42 @@ def _fit(evidence: Evidence, todo: Sequence[str], session: Session, record: Mapp
     files: dict[str, list[str]] = {name: [] for name in todo}
 
     kept_stores = {name: evidence.stores[name] for name in saved.keep}
-    with MomentsKeeper(evidence.study, kept_stores, folds.joint, settings, layers) as keeper:
+    with MomentsKeeper(study, kept_stores, folds.joint, settings, layers) as keeper:
 
         def sink(layer: int, outcome: _Outcome, kept: Mapping[str, Any]) -> dict[str, Surrogate]:
             for name in todo:
                 for store, columns in outcome.needs[name].items():
-                    files[name].append(write_needs(evidence.study, layer, store, columns, name))
+                    files[name].append(write_needs(study, layer, store, columns, name))
             keeper.add(layer, kept)
             return outcome.surrogates
 
         found = run(job, session, _finish, sink, at_once, saved, stage)
+        for name in todo:
+            surrogates = [one[name] for one in found]
+            files[name].append(_write_surrogates(evidence, study, layers, name, surrogates))
+        _commit(study, files)
+        for name in todo:
+            study.record_step(
+                PREFIX + name,
+                inputs=_inputs(evidence),
+                settings=_resolved(record, layers),
+                outputs=files[name],
+                facts={"versions": {package: metadata.version(package) for package in COMPUTED_WITH}},
+            )
         keeper.save()
-    for name in todo:
-        _record(evidence, name, files[name], [one[name] for one in found], _resolved(record, layers))
 
 
-def _record(
-    evidence: Evidence,
-    name: str,
-    files: Sequence[str],
-    surrogates: Sequence[Surrogate],
-    settings: Mapping[str, Any],
-) -> None:
-    study = evidence.study
+def _write_surrogates(
+    evidence: Evidence, study: Study, layers: Sequence[int], name: str, surrogates: Sequence[Surrogate]
+) -> str:
     stores = list(evidence.stores) if name == POOLED else [name]
-    attrs = {"fit_on": ",".join(stores)}
-    outputs = [*files, study.write_surrogates(stacked(settings["layers"], surrogates), attrs, name)]
-    before = study.provenance().get(PREFIX + name, {"outputs": {}})["outputs"]
-    for output in sorted(set(before) - set(outputs)):
-        study.remove_output(output)
-    facts = {"versions": {package: metadata.version(package) for package in COMPUTED_WITH}}
-    study.record_step(
-        PREFIX + name, inputs=_inputs(evidence), settings=settings, outputs=outputs, facts=facts
-    )
+    return study.write_surrogates(stacked(layers, surrogates), {"fit_on": ",".join(stores)}, name)
+
+
+def _commit(study: StagedStudy, outputs: Mapping[str, Sequence[str]]) -> None:
+    steps = study.provenance()
+    before = [path for name in outputs for path in steps.get(PREFIX + name, {"outputs": {}})["outputs"]]
+    study.commit([path for paths in outputs.values() for path in paths], before)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,57 +202,3 @@ class _Outcome:
 
 def _finish(layer: int, fits: dict[str, LayerFit], needs: dict[str, dict[str, Needs]]) -> _Outcome:
     return _Outcome({name: fit.full for name, fit in fits.items()}, needs)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Folds:
-    """The folds of all stores together."""
-
-    stores: Mapping[str, StoreRows]
-    by_hash: Mapping[str, Mapping[str, int]]  # by store: content hash → fold in the pooled fit
-    joint: Mapping[str, Int32[np.ndarray, "token"]]  # by store: the same of each row
-
-    @classmethod
-    def of(cls, evidence: Evidence, settings: FitSettings) -> "_Folds":
-        # The main fit's store first: its folds are then those of the main fit.
-        order = [evidence.fit_on, *(name for name in evidence.stores if name != evidence.fit_on)]
-        readers = {name: evidence.stores[name].reader for name in order}
-        by_hash = joint_folds(readers, settings.folds, settings.seed)
-        joint = {name: _of_rows(evidence.stores[name], by_hash[name]) for name in order}
-        return cls(evidence.stores, by_hash, joint)
-
-    def family(self, name: str) -> Family:
-        """The pooled fit scores by all folds; that of one store only leaves out the documents it has seen."""
-        if name == POOLED:
-            return Family(name, tuple(self.stores), self.joint)
-        seen = self._fitted_documents(name)
-        return Family(name, (name,), {other: _of_rows(rows, seen) for other, rows in self.stores.items()})
-
-    def check(self, name: str, n_folds: int) -> None:
-        """Enough groups, not all in one fold."""
-        store = self.stores[name]
-        rows = store.population.rows(FIT)
-        rows = rows[self.joint[name][rows] >= 0]
-        n_groups, used = store.population.n_groups(rows), np.unique(self.joint[name][rows])
-        if n_groups < n_folds:
-            raise UsageError(f"store {name}: {too_few_groups(n_groups, n_folds)}")
-        if used.size < 2:
-            raise UsageError(
-                f"store {name}: all its documents to fit are near-duplicates of those in one fold of the "
-                "other stores, so that no surrogate of it can be held out: leave it out, or fit with another "
-                "`seed`"
-            )
-
-    def _fitted_documents(self, name: str) -> dict[str, int]:
-        """Content hash → fold, of every document in a group that a store's own fit has seen."""
-        store = self.stores[name]
-        rows = store.population.rows(FIT)
-        groups = np.unique(store.population.group[rows[self.joint[name][rows] >= 0]])
-        documents = store.reader.documents
-        hashes: list[str] = documents["content_hash"].to_pylist()
-        chosen = np.flatnonzero(np.isin(documents["group"].to_numpy(), groups))
-        return {hashes[index]: self.by_hash[name][hashes[index]] for index in chosen.tolist()}
-
-
-def _of_rows(store: StoreRows, folds: Mapping[str, int]) -> Int32[np.ndarray, "token"]:
-    return load_population(store.reader, folds, store.name).fold

@@ -20,7 +20,7 @@ from .needs import COLUMNS, LOSS_ESTIMATE
 from .population import TEST
 from .ridge import Surrogate
 from .settings import FitSettings
-from .summaries import histogram_rows, need_rows, r2_interval, unexplained
+from .summaries import histogram_rows, largest_share, need_rows, r2_interval, unexplained
 from .surrogates import LayerFit
 from .tasks import Evaluated
 
@@ -139,6 +139,7 @@ class LayerFinisher:
             "r2_lo": low,
             "r2_hi": high,
             "r2_contribution": contribution,
+            "largest_row": largest_share(columns["y_centred_norm"][tested]),
             "n_tokens": fit.n_fit,
             "n_groups": self.fitted.n_groups[-1],
             "n_test_tokens": tested.size,

@@ -31,7 +31,7 @@ SCHEMAS: Final = {
         store=TEXT,
         layer=INT,
         fit_on=TEXT,
-        **reals("alpha r2_fit r2_cv r2_test r2_lo r2_hi r2_sim_lo r2_sim_hi r2_contribution"),
+        **reals("alpha r2_fit r2_cv r2_test r2_lo r2_hi r2_sim_lo r2_sim_hi r2_contribution largest_row"),
         **dict.fromkeys("n_tokens n_groups n_test_tokens n_test_groups".split(), INT),
         **reals("tokens_per_feature condition r2_sink"),
         n_sink=INT,

@@ -113,6 +113,12 @@ def unexplained(
     return sums[0], sums[1], np.bincount(group, minlength=n_groups) > 0
 
 
+def largest_share(norms: Float32[np.ndarray, "row"]) -> float:
+    """The share of Σ‖y − ȳ‖² that the largest row carries: near 1, R² and `error` speak of that row alone."""
+    squares = norms.astype(np.float64) ** 2
+    return float(squares.max() / squares.sum()) if squares.any() else float("nan")
+
+
 def _contribution_names(needs: Needs) -> tuple[str, str]:
     """R² of c(y) is that of y where c is a constant factor: then the needs carry no norms of their own for
     it.

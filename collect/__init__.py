@@ -7,12 +7,16 @@ it. No module here may bear the name of one of these functions: importing it wou
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .measure_settings import MeasureSettings as MeasureSettings
 from .settings import HarvestSettings as HarvestSettings
 from .settings import parse as parse_settings
 
 if TYPE_CHECKING:
     from .corpora import Corpus, Document
+    from .exporting import export, load_linearised, save_linearised
     from .harvesting import collect, harvest
+    from .measure_request import measure_is_current
+    from .measuring import measure
     from .outcome import Harvested
     from .peek_result import Peek
     from .peeking import peek
@@ -24,13 +28,19 @@ __all__ = [
     "Document",
     "HarvestSettings",
     "Harvested",
+    "MeasureSettings",
     "Peek",
     "Repaired",
     "collect",
+    "export",
     "harvest",
+    "load_linearised",
+    "measure",
+    "measure_is_current",
     "parse_settings",
     "peek",
     "repair",
+    "save_linearised",
     "stop_on_signals",
 ]
 
@@ -39,7 +49,12 @@ _HOME = {
     "Document": ".corpora",
     "Harvested": ".outcome",
     "collect": ".harvesting",
+    "export": ".exporting",
     "harvest": ".harvesting",
+    "load_linearised": ".exporting",
+    "save_linearised": ".exporting",
+    "measure": ".measuring",
+    "measure_is_current": ".measure_request",
     "Peek": ".peek_result",
     "Repaired": ".repairing",
     "peek": ".peeking",

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..store.dtypes import GRADIENT
 from .site_names import DEFAULT_SITES, LAYER_SITES
 
 TORCH_DTYPE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_SEEN_ORDER = ("residual", "mlp_input", "mlp_output")  # in which a layer shows them
+_SEEN_ORDER = ("residual", "mlp_input", "mlp_output", GRADIENT)  # in which a layer shows them
 
 
 @dataclass(frozen=True, slots=True)

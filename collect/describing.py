@@ -5,6 +5,7 @@ takes. Only what the settings determine goes in, so that the same settings give 
 """
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import numpy as np
@@ -34,9 +35,13 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "zarr", "nearline")
 
 
 def attributes_of(
-    prepared: Prepared, loaded: LoadedModel, settings: HarvestSettings, proof: dict[str, float]
+    prepared: Prepared,
+    loaded: LoadedModel,
+    settings: HarvestSettings,
+    proof: dict[str, float],
+    exponents: Sequence[int] = (),
 ) -> Attributes:
-    """The root attributes."""
+    """The root attributes. `exponents`: of the powers of two that gradients are stored with."""
     anatomy, tokens, corpus = prepared.anatomy, prepared.tokens, prepared.corpus
     norms, post_norms = norms_of(prepared)
     return Attributes(
@@ -81,6 +86,7 @@ def attributes_of(
             sites=prepared.shape.sites,
             layers=prepared.shape.layers,
             compressor=settings.compressor,
+            gradient_exponents=tuple(exponents),
         ),
         compute=ComputeFacts(
             dtype=str(anatomy.dtype).removeprefix("torch."),

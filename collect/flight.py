@@ -21,7 +21,7 @@ from .capture import Capture
 from .forward import final_hidden, inputs_of
 from .lanes import moment, moved, seconds_between
 from .needs import working_device
-from .nll import NO_TARGET, token_nll
+from .nll import NO_TARGET, token_nll, token_nll_and_slope
 from .recorder import Filling, Launched, Recorder
 from .refused_values import ValueRefused
 from .rows import Batch
@@ -110,13 +110,21 @@ class Flight:
 def forward(
     anatomy: Anatomy, recorder: Recorder, capture: Capture, block: OpenBlock, batch: Batch
 ) -> Launched:
-    """Launch one forward pass with every hook, and its losses. Nothing here waits for a GPU; but transformers
+    """Launch one forward pass with every hook, its losses, and, where gradients are wanted, the way back from
+    their sum. Nothing here waits for a GPU; but transformers
     looks at the mask (or, where there is none, at the positions) as a pass begins, and there waits for the
     pass before."""
     recorder.start_batch(block.filling, batch.row0, batch.row1, batch.mask)
     inputs = inputs_of(batch.ids, batch.mask, CPU)
     there = {name: None if value is None else moved(value, anatomy.device) for name, value in inputs.items()}
-    hidden = final_hidden(anatomy, there)
-    capture.check_counts()
     target = torch.from_numpy(block.columns["target_id"][batch.row0 : batch.row1])
-    return recorder.end_batch(token_nll(anatomy, recorder.rows_of(hidden), target))
+    if not capture.differentiates:
+        hidden = final_hidden(anatomy, there)
+        capture.check_counts()
+        return recorder.end_batch(token_nll(anatomy, recorder.rows_of(hidden), target))
+    with capture.graph():
+        rows = recorder.rows_of(final_hidden(anatomy, there), attached=True)
+    nll, slope = token_nll_and_slope(anatomy, rows, target)
+    capture.pull_back(rows, slope)
+    capture.check_counts()
+    return recorder.end_batch(nll)

@@ -29,7 +29,6 @@ from .anatomy import anatomy
 from .batch_budget import batch_budget
 from .describing import attributes_of
 from .forward import evaluating
-from .harvesting import first_batch
 from .loading import load_both
 from .needs import (
     Needs,
@@ -41,7 +40,7 @@ from .needs import (
     working_device,
 )
 from .preparing import Prepared, prepare
-from .proof import prove
+from .proving import proved
 from .ranks import ranks_of
 from .settings import HarvestSettings
 from .tokenise import tokenise_for
@@ -107,16 +106,17 @@ def forecast(
     started = time.perf_counter()
     with visited(Path(path), claim_moments if settings.moments_only else claim_store) as folder:
         corpus, loaded = load_both(settings)
-        with evaluating(loaded.model, settings.threads):
+        with evaluating(loaded.model, settings.threads, gradients=settings.differentiates):
             net = anatomy(loaded.model)
             tokens = tokenise_for(settings, corpus, loaded.tokenizer, net.vocab_size)
             budget = batch_budget(net, tokens, settings, folder)
             settings = budget.settings
             prepared = prepare(net, tokens.corpus, tokens, settings, folder, measured=budget.measured)
             held_bytes, device_free = process_bytes(), free_device_bytes(working_device(net))
-            proof = prove(prepared.anatomy, first_batch(prepared))
-            attributes = attributes_of(prepared, loaded, settings, proof)
-            if (begun := begun_attributes(folder)) is not None:
+            begun = begun_attributes(folder)
+            proof = proved(prepared, begun)
+            attributes = attributes_of(prepared, loaded, settings, proof.errors, proof.exponents)
+            if begun is not None:
                 check_same(folder, begun, attributes)
             if settings.moments_only:
                 moments_only.check_whole(folder, attributes, settings)

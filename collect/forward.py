@@ -1,4 +1,5 @@
-"""One forward pass without the head: the model's own backbone, its own attention, no cache, no gradient.
+"""One forward pass without the head: the model's own backbone, its own attention, no cache; a gradient only
+where `Capture` was asked for one.
 
 In: right-padded ids with the places of real tokens. Out: final hidden states, which `nll.token_nll` turns
 into losses a few hundred rows at a time. Cost: the forward pass. No mask is given where nothing is padded:
@@ -59,18 +60,25 @@ def last_hidden(output: Any) -> Tensor:
 
 
 @contextmanager
-def evaluating(model: nn.Module, threads: int | None) -> Generator[None]:
-    """Inference mode, dropout off and `threads` intra-op threads; afterwards the model is as it was given."""
+def evaluating(model: nn.Module, threads: int | None, *, gradients: bool = False) -> Generator[None]:
+    """Inference mode, dropout off and `threads` intra-op threads; afterwards the model is as it was given.
+    `gradients`: a pass may be differentiated, with respect to activations alone: no weight asks for one."""
     training = [module for module in model.modules() if module.training]
+    learning = [weight for weight in model.parameters() if gradients and weight.requires_grad]
     before = torch.get_num_threads()
     try:
         for module in training:
             module.training = False
+        for weight in learning:
+            weight.requires_grad_(False)
         if threads is not None:
             torch.set_num_threads(threads)
-        with torch.inference_mode():
+        # What is made in inference mode (a table of rotations that a model keeps, say) can enter no graph.
+        with torch.inference_mode(not gradients), torch.no_grad():
             yield
     finally:
         torch.set_num_threads(before)
         for module in training:
             module.training = True
+        for weight in learning:
+            weight.requires_grad_(True)

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..store.attributes import Attributes
+from ..store.beginning import begun_attributes
 from ..store.errors import UsageError
 from ..store.folder import GROUP
 from ..store.local import local_path
@@ -38,9 +38,8 @@ from .loop import run_blocks
 from .models import LoadedModel
 from .outcome import Harvested, Run
 from .preparing import Prepared, prepare
-from .proof import prove
+from .proving import Proved, first_batch, proved
 from .ranks import ranks_of
-from .rows import block_columns
 from .settings import HarvestSettings, parse
 from .stopping import Interrupted, StopRequest, TimeIsUp, Watch
 from .token_files import is_stream
@@ -117,7 +116,7 @@ def _run(
 ) -> Harvested:
     began = datetime.now(UTC)
     used = settings.model_dump(exclude_none=True, exclude={"model", "corpus"} if live else None)
-    with evaluating(loaded.model, settings.threads):
+    with evaluating(loaded.model, settings.threads, gradients=settings.differentiates):
         net = anatomy(loaded.model)
         tokens = tokenise_for(settings, corpus, loaded.tokenizer, net.vocab_size)
         budget = batch_budget(net, tokens, settings, claim.path)
@@ -128,10 +127,9 @@ def _run(
         for note in notes:
             logger.warning(note)
         logger.info("first rows: %s", sample.replace("\n", "↵ "))
-        # The plan's first batch, whichever blocks this run takes: all runs and ranks prove the same.
-        proof = prove(prepared.anatomy, first_batch(prepared))
+        proof = proved(prepared, begun_attributes(claim.path))
         if settings.moments_only:
-            attributes = attributes_of(prepared, loaded, settings, proof)
+            attributes = attributes_of(prepared, loaded, settings, proof.errors)
             summed = moments_only.run(claim.path, prepared, attributes, settings, progress, watch)
             return summed.done(sample, notes)
         writer = begin(claim, prepared, loaded, settings, proof)
@@ -156,10 +154,10 @@ def _run(
 
 
 def begin(
-    claim: Claim, prepared: Prepared, loaded: LoadedModel, settings: HarvestSettings, proof: dict[str, float]
+    claim: Claim, prepared: Prepared, loaded: LoadedModel, settings: HarvestSettings, proof: Proved
 ) -> StoreWriter:
     """Everything of the store that is not a block; or the store as an earlier run left it."""
-    attributes = attributes_of(prepared, loaded, settings, proof)
+    attributes = attributes_of(prepared, loaded, settings, proof.errors, proof.exponents)
     empty = not (claim.path / GROUP).exists()
     try:
         writer = begin_with(claim.path, attributes, prepared)
@@ -194,11 +192,3 @@ def sample_of(prepared: Prepared) -> str:
     a tokenizer the ids themselves."""
     ids, tokenizer = first_batch(prepared)[0][:SAMPLE_ROWS].tolist(), prepared.tokens.tokenizer
     return str(ids if tokenizer is None else tokenizer.decode(ids))[:SAMPLE_CHARS]
-
-
-def first_batch(prepared: Prepared) -> list[np.ndarray]:
-    """Token ids of the sequences of the first forward pass, BOS included."""
-    plan, tokens = prepared.planned.plan, prepared.tokens
-    token_id = block_columns(plan, 0, tokens.ids, tokens.special_ids)["token_id"]
-    n_sequences = len(plan.batches_of(0)[0])
-    return np.split(token_id[: plan.row_offsets[n_sequences]], plan.row_offsets[1:n_sequences])

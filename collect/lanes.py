@@ -21,16 +21,16 @@ from torch import Tensor
 
 PLACES = 4  # copies on their way at once: a layer's sites, and those of the layer before
 
-PEAK, SQUARE, NONFINITE = 0, 1, 2  # rows of the sizes
+PEAK, SQUARE, NONFINITE, OVERFLOW, UNDERFLOW = range(5)  # rows of the sizes
 
 
 @dataclass(slots=True)
 class Turn:
     """What is kept of one forward pass: on the device, and the same on the host."""
 
-    sizes: Float32[Tensor, "3 slot"]
+    sizes: Float32[Tensor, "5 slot"]
     bad: Bool[Tensor, "row"]
-    host_sizes: Float32[Tensor, "3 slot"]
+    host_sizes: Float32[Tensor, "5 slot"]
     host_bad: Bool[Tensor, "row"]
     host_nll: Float32[Tensor, "row"]
     done: Any
@@ -77,15 +77,30 @@ class Lane:
         """The next tensors are those of forward pass number `batch`; `places`: where its rows stand in the
         flattened, padded batch."""
         self.batch, self._turn = batch, self._turns[batch % len(self._turns)]
-        self._peak, self._square, self._nonfinite = self._turn.sizes.unbind()
+        self._peak, self._square, self._nonfinite, self._overflow, self._underflow = self._turn.sizes.unbind()
         self._where = None if places is None else moved(places, self.device)
         if masks:
             self._turn.bad.zero_()
 
-    def rows_of(self, tensor: Tensor) -> Float[Tensor, "row feature"]:
-        """The real rows of a tensor of the padded batch."""
-        rows = tensor.detach().reshape(-1, tensor.shape[-1])
+    def rows_of(self, tensor: Tensor, *, attached: bool = False) -> Float[Tensor, "row feature"]:
+        """The real rows of a tensor of the padded batch; `attached`: to its graph."""
+        rows = (tensor if attached else tensor.detach()).reshape(-1, tensor.shape[-1])
         return rows if self._where is None else rows.index_select(0, self._where)
+
+    def scaled(
+        self, slot: int, rows: Float[Tensor, "row feature"], exponent: int, dtype: torch.dtype
+    ) -> Float[Tensor, "row feature"]:
+        """The rows times 2^exponent, on their way to `dtype`: what is too large for it becomes its largest
+        value, and that is counted, as is what becomes zero."""
+        if rows.dtype == dtype and not exponent:
+            return rows
+        rows = rows.float() * 2.0**exponent
+        limit, size = torch.finfo(dtype).max, rows.abs()
+        over = (size > limit) & (size < float("inf"))
+        self._overflow[slot] = over.sum()
+        rows = torch.where(over, rows.sign() * limit, rows)
+        self._underflow[slot] = ((rows.to(dtype) == 0) & (rows != 0)).sum()
+        return rows
 
     def measure(self, slot: int, rows: Float[Tensor, "row feature"], *, masks: bool) -> None:
         """Largest |value|, sum of squares; where `masks`, also what is not finite, which then counts in
@@ -137,7 +152,7 @@ class Lane:
         return turn
 
     def _new_turn(self, n_slots: int, most_rows: int) -> Turn:
-        sizes = torch.zeros(3, n_slots, dtype=torch.float32, device=self.device)
+        sizes = torch.zeros(5, n_slots, dtype=torch.float32, device=self.device)
         bad = torch.zeros(most_rows, dtype=torch.bool, device=self.device)
         pinned = self.device.type != "cpu"
 

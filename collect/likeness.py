@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..store.chunks import read_chunk
-from ..store.dtypes import LAYER_SITES, SITES, decode
+from ..store.dtypes import GRADIENT, LAYER_SITES, SITES, decode
 from ..store.errors import DamageError
 from ..store.folder import GROUP, chunk_keys, specs_of
 from ..store.places import LocalPlace
@@ -134,6 +134,8 @@ def _may_switch(name: str, layer: int | None, routes_from: int | None) -> bool:
     """Whether single rows may have gone to other experts before this site; losses come behind them all."""
     if routes_from is None:
         return False
+    if name == GRADIENT:  # it comes back through all of them
+        return True
     if layer is None:
         return name in MEASURED
     return layer > routes_from or (layer == routes_from and name == "mlp_output")

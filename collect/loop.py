@@ -53,7 +53,8 @@ def run_blocks(
     if not blocks:
         return Waits()
     n_rows, done = int(plan.block_rows[list(blocks)].sum()), 0
-    recorder = recorder_of(prepared, mask_nonfinite=mask_nonfinite, ahead=ahead)
+    exponents = writer.attributes.storage.gradient_exponents
+    recorder = recorder_of(prepared, mask_nonfinite=mask_nonfinite, ahead=ahead, exponents=exponents)
 
     def write(buffer: BlockBuffer, block: OpenBlock) -> None:
         statistics = block.filling.statistics()
@@ -99,12 +100,20 @@ def run_blocks(
     return Waits(pipeline.waited_s, flight.waited_s, flight.busy_s)
 
 
-def recorder_of(prepared: Prepared, *, mask_nonfinite: bool, ahead: int | None = None) -> Recorder:
-    """A recorder for the batches of this plan."""
+def recorder_of(
+    prepared: Prepared, *, mask_nonfinite: bool, ahead: int | None = None, exponents: Sequence[int] = ()
+) -> Recorder:
+    """A recorder for the batches of this plan. `exponents`: those that the store keeps gradients with."""
     if ahead is None:
         ahead = 0 if working_device(prepared.anatomy).type == "cpu" else 1
     most_rows = largest_batch(prepared.planned.plan)[0]
-    return Recorder(prepared.shape, most_rows=most_rows, mask_nonfinite=mask_nonfinite, ahead=ahead)
+    return Recorder(
+        prepared.shape,
+        most_rows=most_rows,
+        mask_nonfinite=mask_nonfinite,
+        ahead=ahead,
+        exponents=exponents,
+    )
 
 
 def _open_block(

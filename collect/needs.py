@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..store.dtypes import GRADIENT
 from ..store.durable import check_space
 from ..store.errors import EnvironmentFault, UsageError
 from ..store.layout import BLOCK_BUFFERS, CRC_BYTES, block_bytes, n_objects, store_bytes
@@ -31,6 +32,9 @@ SCORES_FORMED = ("eager",)  # attention implementations that hold a score for ea
 # inner values in the MLP (some activation functions are formulas of many steps). With these, estimates were
 # 0.9 to 1.7 times what Llama, GPT-2 and GPT-NeoX took on a CPU in float32 and bfloat16.
 STREAM_COPIES, INNER_COPIES = 6, 4
+# The same, of what one block leaves behind for the backward pass: estimates were 1.0 to 2.7 times what Llama,
+# GPT-2, GPT-NeoX, OPT and Gemma 2 kept in float32 and bfloat16.
+GRAPH_STREAM_COPIES, GRAPH_INNER_COPIES = 10, 4
 PRODUCT_ROWS = 2048  # of one product of rows with rows, where moments are summed
 N_SMALL_SUMS = 5  # arrays of a layer's moments beside the two of matrices, the contribution's among them
 UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where the system does not say how much is available
@@ -87,11 +91,17 @@ def needs_of(anatomy: Anatomy, shape: Shape, plan: Plan, n_sums: int = 0) -> Nee
         buffer_bytes += pinned_bytes(shape)
     chunk_bytes = shape.block * shape.d_model * shape.itemsize + CRC_BYTES
     padded, longest = largest_batch(plan)
+    graph_bytes, graphs = 0, 1
+    if GRADIENT in shape.sites:
+        graph_bytes, graphs = block_graph_bytes(anatomy, padded, longest), 2
+        graph_bytes *= anatomy.n_layers - min(shape.layers)
     needs = Needs(
         device=device.type,
         model_bytes=model_bytes(anatomy),
-        batch_bytes=activation_bytes(anatomy, padded, longest) + copies_bytes(device, shape, padded),
-        logits_bytes=logits_bytes(anatomy, padded),
+        batch_bytes=activation_bytes(anatomy, padded, longest)
+        + graph_bytes
+        + copies_bytes(device, shape, padded),
+        logits_bytes=logits_bytes(anatomy, padded) * graphs,
         buffer_bytes=BLOCK_BUFFERS * buffer_bytes,
         packing_bytes=chunk_bytes,
         store_bytes=store_bytes(plan.n_tokens, shape.block, *sizes),
@@ -147,15 +157,24 @@ def model_bytes(anatomy: Anatomy) -> int:
 
 def activation_bytes(anatomy: Anatomy, padded: int, longest: int) -> int:
     """What a forward pass of `padded` tokens holds at its peak."""
+    return padded * _row_bytes(anatomy, longest, STREAM_COPIES, INNER_COPIES)
+
+
+def block_graph_bytes(anatomy: Anatomy, padded: int, longest: int) -> int:
+    """What one block of a forward pass of `padded` tokens keeps until the backward pass has come to it."""
+    return padded * _row_bytes(anatomy, longest, GRAPH_STREAM_COPIES, GRAPH_INNER_COPIES)
+
+
+def _row_bytes(anatomy: Anatomy, longest: int, stream_copies: int, inner_copies: int) -> int:
     block, itemsize = anatomy.layers[0].block, anatomy.dtype.itemsize
     inner = max((max(weight.shape) for weight in block.parameters() if weight.ndim > 1), default=0)
-    row = STREAM_COPIES * anatomy.d_model + INNER_COPIES * inner
+    row = stream_copies * anatomy.d_model + inner_copies * inner
     config: Any = unwrapped(anatomy.model).config
     scores = 0
     if getattr(config, "_attn_implementation", None) in SCORES_FORMED:
         n_heads = getattr(config.get_text_config(), "num_attention_heads", 1)
         scores = 2 * n_heads * longest * max(itemsize, 4)  # before and after the softmax
-    return padded * (row * itemsize + scores)
+    return row * itemsize + scores
 
 
 def logits_bytes(anatomy: Anatomy, padded: int) -> int:

@@ -36,6 +36,30 @@ def token_nll(
     return nll
 
 
+def token_nll_and_slope(
+    anatomy: Anatomy,
+    hidden: Float[Tensor, "row feature"],
+    target: Int[Tensor, "row"],
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+) -> tuple[Float32[Tensor, "row"], Float[Tensor, "row feature"]]:
+    """As `token_nll`, from the same chunks by the same operations, and ∂(Σ nll)/∂hidden, zero where there is
+    no target. Cost: the head's product three times; memory: about twice that of `token_nll`."""
+    nll = torch.full(target.shape, float("nan"), dtype=torch.float32, device=hidden.device)
+    slope = torch.zeros_like(hidden, requires_grad=False)
+    wanted = moved(torch.nonzero(target != NO_TARGET).flatten(), hidden.device)
+    target = moved(target.long(), hidden.device)
+    for rows in wanted.split(rows_per_chunk(anatomy.vocab_size, limit_bytes)):
+        part = hidden.detach().index_select(0, rows).requires_grad_()
+        with torch.enable_grad():
+            scores = logits(anatomy, part).float()
+            goal = target.index_select(0, rows).to(scores.device)
+            losses = torch.nn.functional.cross_entropy(scores, goal, reduction="none")
+        (slope[rows],) = torch.autograd.grad([losses], [part], [torch.ones_like(losses)])
+        nll[rows] = losses.detach().to(nll.device)
+    return nll, slope
+
+
 def rows_per_chunk(vocab_size: int, limit_bytes: int = LIMIT_BYTES) -> int:
     """Rows whose float32 logits fit `limit_bytes`; at least one."""
     return max(1, limit_bytes // (4 * vocab_size))

@@ -30,6 +30,7 @@ from .windows import Cutting
 
 DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+GRAPH_SHARE = 4  # so many times smaller is a batch whose graph is kept for a backward pass
 STORAGE_OF_COMPUTE = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float16"}
 DEFAULT_MEMORY_LIMIT_BYTES = 4 * 2**30
 
@@ -121,7 +122,10 @@ def cutting_of(anatomy: Anatomy, tokens: TokenisedCorpus, settings: HarvestSetti
         raise UsageError(
             f"sequence_length={length}: this model takes at most {most} positions. Use {most} or less."
         )
-    per_batch = settings.batch_tokens or max(length, DEFAULT_BATCH_TOKENS[working_device(anatomy).type])
+    default = DEFAULT_BATCH_TOKENS[working_device(anatomy).type]
+    per_batch = settings.batch_tokens or max(
+        length, default // GRAPH_SHARE if settings.differentiates else default
+    )
     return Cutting(
         sequence_length=length,
         min_length=settings.min_length,

@@ -93,10 +93,10 @@ def prove(
             "the model is in training mode, where dropout changes activations: call model.eval() first"
         )
     limits = tolerances(anatomy.dtype)
-    ids = _prepared(sequences, anatomy.vocab_size)
+    ids = short_sequences(sequences, anatomy.vocab_size)
     norms = norms or [norm_parameters(layer.norm) for layer in anatomy.layers]
     post_norms = post_norms or [norm_parameters(layer.post_norm) for layer in anatomy.layers]
-    with torch.inference_mode():
+    with torch.no_grad():  # whoever calls decides about inference mode
         seen = padded_pass(anatomy, ids, SITES)
         checks.check_parts(anatomy)
         checks.check_width(anatomy, seen)
@@ -141,7 +141,7 @@ def tolerances(dtype: torch.dtype) -> Tolerances:
     return TOLERANCES[dtype]
 
 
-def _prepared(sequences: Sequence[np.ndarray | Tensor], vocab_size: int) -> list[Tensor]:
+def short_sequences(sequences: Sequence[np.ndarray | Tensor], vocab_size: int) -> list[Tensor]:
     """At most MAX_SEQUENCES short sequences, of at least two lengths, the longest first."""
     ids = [torch.tensor(np.asarray(one)[:MAX_LENGTH], dtype=torch.long) for one in sequences if len(one) >= 2]
     if not ids:

@@ -86,7 +86,7 @@ def check_chain(anatomy: Anatomy, seen: Seen) -> None:
     for layer in range(1, anatomy.n_layers):
         entered, left = seen["block_input", layer], seen["block_output", layer - 1]
         names = ("block input", entered), ("output of the block before", left)
-        _require(layer, "block input = output of the block before", row_error(entered, left), 0.0, *names)
+        require(layer, "block input = output of the block before", row_error(entered, left), 0.0, *names)
 
 
 def check_norms(anatomy: Anatomy, seen: Seen, norms: Sequence[NormParameters], limit: float) -> float:
@@ -97,7 +97,7 @@ def check_norms(anatomy: Anatomy, seen: Seen, norms: Sequence[NormParameters], l
         normed = apply(norm, residual)
         error = componentwise_error(normed - received, received, terms(norm, residual))
         names = ("norm(residual)", normed), ("MLP input", received)
-        worst = max(worst, _require(layer.index, "norm(residual) = MLP input", error, limit, *names))
+        worst = max(worst, require(layer.index, "norm(residual) = MLP input", error, limit, *names))
     return worst
 
 
@@ -116,7 +116,7 @@ def check_identities(
         also = " + attention output" if layer.parallel else ""
         names = (f"{whole} - (residual{also})", rest), ("contribution", added)
         identity = f"residual{also} + contribution = {whole}"
-        worst = max(worst, _require(layer.index, identity, error, limit, *names))
+        worst = max(worst, require(layer.index, identity, error, limit, *names))
         without_mlp = min(without_mlp, float(componentwise_error(rest, *magnitudes).max()))
     return worst, without_mlp
 
@@ -128,7 +128,7 @@ def check_positions(
     differs, rows = (tensor.double() - tensor[0].double() for tensor in (entered, table))
     error = componentwise_error(differs - rows, entered, entered[:1].expand_as(entered), table)
     names = ("embedding - that at position 0", differs), ("position's row - row 0", rows)
-    return _require(0, "a position adds its row of the table", error, limit, *names)
+    return require(0, "a position adds its row of the table", error, limit, *names)
 
 
 def check_no_positions(entered: Float[Tensor, "position feature"], limit: float) -> None:
@@ -136,7 +136,7 @@ def check_no_positions(entered: Float[Tensor, "position feature"], limit: float)
     first = entered[:1].expand_as(entered)
     error = componentwise_error(entered.double() - first.double(), entered, first)
     names = ("embedding", entered), ("embedding at position 0", first)
-    _require(
+    require(
         0, "a token enters alike at every position, where no table of them is named", error, limit, *names
     )
 
@@ -155,7 +155,7 @@ def check_batch(batch: Seen, alone: Sequence[Seen], limit: float, typical: bool 
             error = rows_off.median()[None] if typical else rows_off.square().mean().sqrt()[None]
             names = ("in the batch", together.flatten()[None]), ("alone", single.flatten()[None])
             identity = f"{site} of sequence {number} in a padded batch = {site} of the sequence alone"
-            worst = max(worst, _require(layer, identity, error, limit, *names))
+            worst = max(worst, require(layer, identity, error, limit, *names))
     return worst
 
 
@@ -173,7 +173,7 @@ def check_isolation(
             if typical:
                 error = error.median()[None]
                 names = ("after the change", now.flatten()[None]), ("before", then.flatten()[None])
-            worst = max(worst, _require(layer, identity, error, limit, *names))
+            worst = max(worst, require(layer, identity, error, limit, *names))
     return worst
 
 
@@ -189,7 +189,7 @@ def check_logits(
     whole = wanted.float().cpu()
     names = ("head on final hidden states", chunked), ("model logits", whole)
     identity = "head(final hidden states) = model logits"
-    error = _require(anatomy.n_layers - 1, identity, row_error(chunked, whole), limit, *names)
+    error = require(anatomy.n_layers - 1, identity, row_error(chunked, whole), limit, *names)
     nll = [
         torch.nn.functional.cross_entropy(rows[:-1], ids[1:], reduction="none") for rows in (chunked, whole)
     ]
@@ -204,7 +204,7 @@ def _stream_before(layer: LayerAnatomy, seen: Seen, limit: float) -> tuple[Tenso
     entered = seen["block_input", layer.index].double()
     error = componentwise_error(residual - entered, residual, entered)
     names = ("residual", residual), ("block input", entered)
-    _require(layer.index, "residual = block input (parallel block)", error, limit, *names)
+    require(layer.index, "residual = block input (parallel block)", error, limit, *names)
     return residual, seen["attention_output", layer.index].double()
 
 
@@ -218,11 +218,11 @@ def _sum(layer: LayerAnatomy, seen: Seen, limit: float) -> tuple[str, Tensor]:
     normed = apply(norm, entered.float())
     error = componentwise_error(normed - output.float(), output, terms(norm, entered.float()))
     names = ("norm of the sum", normed), ("block output", output)
-    _require(layer.index, "norm(residual + contribution) = block output", error, limit, *names)
+    require(layer.index, "norm(residual + contribution) = block output", error, limit, *names)
     return "sum in front of the last norm", entered.double()
 
 
-def _require(
+def require(
     layer: int, identity: str, error: Float[Tensor, "row"], limit: float, left: _Named, right: _Named
 ) -> float:
     """The worst error, when all are within the limit. NaN is not."""

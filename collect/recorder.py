@@ -7,6 +7,7 @@ one copy, which is also the cast, and two reductions per tensor. Nothing here as
 is measured and copied where it lies.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,8 +16,9 @@ import torch
 from jaxtyping import Bool, Float32
 from torch import Tensor
 
+from ..store.dtypes import GRADIENT
 from .buffers import BlockBuffer, Shape
-from .lanes import NONFINITE, PEAK, SQUARE, Lane, Turn
+from .lanes import NONFINITE, OVERFLOW, PEAK, SQUARE, UNDERFLOW, Lane, Turn
 from .refused_values import ValueRefused
 from .site_names import SITES
 
@@ -33,7 +35,7 @@ class Filling:
     n_rows: int = 0
 
     def __post_init__(self) -> None:
-        self.totals = np.zeros((3, len(self.shape.slots)))
+        self.totals = np.zeros((5, len(self.shape.slots)))
 
     def add(self, sizes: np.ndarray, n_rows: int) -> None:
         """Take in the sizes of one forward pass."""
@@ -42,7 +44,7 @@ class Filling:
         self.n_rows += n_rows
 
     def statistics(self) -> Statistics:
-        """Per site, one entry per layer."""
+        """Per site, one entry per layer. Sizes are of what is stored: a gradient's with its power of two."""
         n_values, facts = self.n_rows * self.shape.d_model, {}
         for site in (site for site in SITES if site in self.shape.sites):
             slots = [index for index, (name, _) in enumerate(self.shape.slots) if name == site]
@@ -54,8 +56,10 @@ class Filling:
                     for slot, count in zip(slots, counts, strict=True)
                 ],
                 "n_nonfinite": counts,
-                "n_out_of_range": [0 for _ in slots],
+                "n_out_of_range": [int(self.totals[OVERFLOW, slot]) for slot in slots],
             }
+            if site == GRADIENT:
+                facts[site]["n_underflow"] = [int(self.totals[UNDERFLOW, slot]) for slot in slots]
         return facts
 
 
@@ -82,6 +86,7 @@ class Recorder:
 
     At most `ahead` forward passes may be launched beside the one that is judged next; none has a batch of
     more than `most_rows` rows. With none ahead, a CPU copies at hook time, without a side stream.
+    `exponents`: of the powers of two that gradients are stored with, one for each layer.
     """
 
     def __init__(
@@ -91,8 +96,10 @@ class Recorder:
         most_rows: int,
         mask_nonfinite: bool = False,
         ahead: int = 0,
+        exponents: Sequence[int] = (),
     ) -> None:
         self.shape, self.mask_nonfinite = shape, mask_nonfinite
+        self._exponents = dict(zip(shape.layers, exponents or [0] * len(shape.layers), strict=True))
         self.ahead, self._most_rows = ahead, most_rows
         self._slots = {slot: index for index, slot in enumerate(shape.slots)}
         self._index = {layer: index for index, layer in enumerate(shape.layers)}
@@ -114,6 +121,8 @@ class Recorder:
             return
         lane = self._lane(tensor)
         rows = lane.rows_of(tensor)
+        if site == GRADIENT and layer is not None:
+            rows = lane.scaled(slot, rows, self._exponents[layer], self.shape.dtype)
         lane.measure(slot, rows, masks=self.mask_nonfinite)
         self._keep(site, layer, lane, rows)
 
@@ -121,9 +130,9 @@ class Recorder:
         index = 0 if layer is None or site == "embedding" else self._index[layer]
         lane.keep(self._filling.buffer.sites[site][index, self._row0 : self._row1], rows)
 
-    def rows_of(self, tensor: Tensor) -> Tensor:
-        """The real rows of another tensor of this forward pass."""
-        return self._lane(tensor).rows_of(tensor)
+    def rows_of(self, tensor: Tensor, *, attached: bool = False) -> Tensor:
+        """The real rows of another tensor of this forward pass; `attached`: to its graph."""
+        return self._lane(tensor).rows_of(tensor, attached=attached)
 
     def end_batch(self, nll: Float32[Tensor, "row"]) -> Launched:
         """The forward pass and its losses are launched."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from ..store.dtypes import GRADIENT
 from ..store.errors import UsageError
 from ..store.parsing import INT32_MAX
 from ..store.settings import parse_bytes, parse_layers, parse_settings
@@ -41,8 +42,8 @@ class HarvestSettings(pydantic.BaseModel):
     layers: str | None = Field(default=None, description="Layers to store, such as 0-5,8; default: all.")
     sites: str | None = Field(
         default=None,
-        description="Sites to store: embedding, residual, mlp_output, mlp_input, or all; default: the first "
-        "three.",
+        description="Sites to store: embedding, residual, mlp_output, mlp_input, mlp_output_grad, or all; "
+        "default: the first three; +mlp_output_grad: these and the gradient of the loss there.",
     )
     max_documents: Count | None = Field(
         default=None, description="Read only so many documents of the corpus; default: all."
@@ -292,6 +293,11 @@ class HarvestSettings(pydantic.BaseModel):
         if self.moments_only:
             return MOMENTS_SITES
         return DEFAULT_SITES if self.sites is None else parse_sites(self.sites)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether each forward pass is followed by a backward pass."""
+        return GRADIENT in self.chosen_sites
 
     @property
     def max_memory_bytes(self) -> dict[int | str, int] | None:

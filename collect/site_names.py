@@ -1,25 +1,29 @@
 """The sites that a harvest can store, and a choice of them as a person writes it.
 
-In: `"embedding,residual"` or a list. Out: names in the order in which a store lists them, or one sentence
-that names the unknown one and the nearest that is known. Cost: none; needs no torch.
+In: `"embedding,residual"`, `"+mlp_input"` (the default ones and this) or a list. Out: names in the order in
+which a store lists them, or one sentence that names the unknown one and the nearest that is known. Cost:
+none; needs no torch.
 """
 
 import difflib
 from collections.abc import Iterable
 
+from ..store.dtypes import GRADIENT
 from ..store.errors import UsageError
 
-LAYER_SITES = ("residual", "mlp_output", "mlp_input")
+LAYER_SITES = ("residual", "mlp_output", "mlp_input", GRADIENT)
 SITES = (*LAYER_SITES, "embedding")  # the order in which a store lists those it has
 DEFAULT_SITES = ("residual", "mlp_output", "embedding")
 MOMENTS_SITES = ("residual", "mlp_output")  # what a surrogate is fitted on
 
 
 def parse_sites(value: str | Iterable[str]) -> tuple[str, ...]:
-    """The chosen sites, each once."""
+    """The chosen sites, each once; behind a leading + those beside the default ones."""
     names = [name.strip() for name in (value.split(",") if isinstance(value, str) else value)]
     if names == ["all"]:
         return SITES
+    if names and names[0].startswith("+"):
+        names = [*DEFAULT_SITES, *(name.removeprefix("+").strip() for name in names)]
     for name in names:
         if name not in SITES:
             near = difflib.get_close_matches(name, SITES, n=1, cutoff=0.5)

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..store.dtypes import GRADIENT
 from ..store.names import printable
 from . import models
 from .adapters import adapter_of
@@ -122,7 +123,7 @@ def _sites(anatomy: Anatomy) -> list[_Site]:
                 "the table of absolute positions, once, not per token",
             )
         )
-    return [*found, _residual(anatomy), _mlp_input(anatomy), _mlp_output(anatomy)]
+    return [*found, _residual(anatomy), _mlp_input(anatomy), _mlp_output(anatomy), _gradient(anatomy)]
 
 
 def _residual(anatomy: Anatomy) -> _Site:
@@ -154,6 +155,12 @@ def _mlp_output(anatomy: Anatomy) -> _Site:
     if layer.sum_norm is not None:
         after += "; a norm follows that sum"
     return _Site("mlp_output", _stored("mlp_output"), f"output of {anatomy.paths['mlp_last']}", after)
+
+
+def _gradient(anatomy: Anatomy) -> _Site:
+    where = f"gradient at the output of {anatomy.paths['mlp_last']}"
+    what = "∂(summed loss of the sequence)/∂y, one backward pass a batch; zero where no target follows"
+    return _Site(GRADIENT, _stored(GRADIENT), where, what)
 
 
 def _stored(site: str) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..store.dtypes import GRADIENT
 from .anatomy import Anatomy
 
 NONE = "-"
@@ -59,6 +60,7 @@ def translations(anatomy: Anatomy) -> dict[str, Names]:
         "residual": _residual(anatomy, form),
         "mlp_input": _mlp_input(anatomy, form),
         "mlp_output": _mlp_output(anatomy, form),
+        GRADIENT: _gradient(anatomy, form),
     }
     if anatomy.positions is not None:
         table = attribute_path(anatomy.paths["positions"])
@@ -171,4 +173,17 @@ def _mlp_output(anatomy: Anatomy, form: _Form) -> Names:
         transformer_bridge="blocks.i.mlp.hook_out" if form.mlp == "module" else "blocks.i.mlp.out.hook_out",
         interp_engine="mlp_out.i",
         note="; ".join(note for note in (notes[form.mlp], changed if form.contribution else "") if note),
+    )
+
+
+def _gradient(anatomy: Anatomy, form: _Form) -> Names:
+    """The same places as the MLP's output, asked for their gradient."""
+    names = _mlp_output(anatomy, form)
+    return Names(
+        nnsight=f"{names.nnsight}.grad",
+        nnterp=names.nnterp if names.nnterp == NONE else f"{names.nnterp}.grad",
+        transformer_lens=names.transformer_lens,
+        transformer_bridge=names.transformer_bridge,
+        interp_engine=NONE,
+        note="TransformerLens: its backward hooks (dir='bwd'), after the sum of the losses, not their mean",
     )

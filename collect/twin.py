@@ -6,8 +6,7 @@ Cost: loading, tokenising, the start-up proof, and the forward passes of these b
 """
 
 import dataclasses
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from ..store.attributes import Attributes
 from ..store.durable import check_space
 from ..store.errors import DamageError, UsageError
-from ..store.folder import GROUP, PLAN, RUNS, consolidated
+from ..store.folder import GROUP, PLAN, consolidated
 from ..store.metadata import group_json
 from ..store.plan import Plan
 from ..store.progress import Progress
@@ -26,13 +25,14 @@ from . import corpora, models
 from .anatomy import anatomy
 from .corpora import Corpus, CorpusOptions
 from .describing import attributes_of
+from .earlier_runs import settings_of_runs
 from .forward import evaluating
-from .harvesting import begin_with, first_batch
+from .harvesting import begin_with
 from .loop import run_blocks
 from .models import LoadedModel
 from .planning import Planned, per_document
 from .preparing import Prepared, prepare
-from .proof import prove
+from .proving import proved
 from .settings import HarvestSettings, parse
 from .specs import portable
 from .tokenise import TokenisedCorpus, tokenise_for
@@ -41,7 +41,6 @@ ANY_MEMORY = "1048576 TiB"  # the block is given, whatever the limit was
 CORPUS_OPTIONS = tuple(part.name for part in dataclasses.fields(CorpusOptions))
 SPREAD = ("device_map", "max_memory", "offload_folder")
 PLACES = ("model", "corpus", "gguf_file", "adapter", *SPREAD)
-NOT_TAKEN_OVER = ("trust_remote_code", "allow_pickle", "rank", "world_size", "max_time")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +79,7 @@ def make_twin(
     settings = settings_of(attributes, folder) if attributes else _last_settings(folder, model, corpus)
     texts = _texts(corpus, settings, attributes)
     loaded = model if isinstance(model, LoadedModel) else _load(settings, model)
-    with evaluating(loaded.model, settings.threads):
+    with evaluating(loaded.model, settings.threads, gradients=settings.differentiates):
         net = anatomy(loaded.model)
         tokens = tokenise_for(settings, texts, loaded.tokenizer, net.vocab_size)
         if attributes is not None:
@@ -89,9 +88,9 @@ def make_twin(
         if plan is not None:
             prepared = _with_plan(prepared, plan)
         check_space(folder, prepared.store_bytes * len(blocks) // prepared.planned.plan.n_blocks)
-        proof = prove(prepared.anatomy, first_batch(prepared))
+        proof = proved(prepared, attributes)
         if attributes is None:
-            attributes = attributes_of(prepared, loaded, settings, proof)
+            attributes = attributes_of(prepared, loaded, settings, proof.errors, proof.exponents)
         elif prepared.planned.plan.digest != attributes.plan.digest:
             raise UsageError(f"{folder / PLAN} is damaged and cannot be made again; restore it from a copy")
         writer = begin_with(scratch, attributes, prepared)
@@ -135,7 +134,7 @@ def settings_of(attributes: Attributes, folder: Path) -> HarvestSettings:
 
 def _known_places(attributes: Attributes, folder: Path) -> dict[str, Any]:
     """Where the newest run in this folder found a model and a corpus of these names."""
-    for used in _settings_of_runs(folder):
+    for used in settings_of_runs(folder):
         try:
             name = models.recorded_name(used["model"], used.get("gguf_file"), used.get("adapter"))
             corpus = portable(used["corpus"])
@@ -148,7 +147,7 @@ def _known_places(attributes: Attributes, folder: Path) -> dict[str, Any]:
 
 def _corpus_options(folder: Path) -> dict[str, Any]:
     """How the newest run in this folder read its corpus: whatever the corpus, it was read so."""
-    used = next(_settings_of_runs(folder), {})
+    used = next(settings_of_runs(folder), {})
     return {key: used[key] for key in CORPUS_OPTIONS if key in used}
 
 
@@ -168,7 +167,7 @@ def _last_settings(
     """The settings of the newest run in this folder: all that is left of them where the attributes are
     damaged."""
     given = {key: value for key, value in (("model", model), ("corpus", corpus)) if isinstance(value, str)}
-    for used in _settings_of_runs(folder):
+    for used in settings_of_runs(folder):
         if (model is None and "model" not in used) or (corpus is None and "corpus" not in used):
             continue
         return parse({**used, **given, "memory_limit": ANY_MEMORY})
@@ -176,20 +175,6 @@ def _last_settings(
         f"{folder / GROUP}/zarr.json is damaged, and nothing else here says from what the store was made; "
         "restore this file from a copy"
     )
-
-
-def _settings_of_runs(folder: Path) -> Iterator[dict[str, Any]]:
-    """Settings of earlier runs here, the newest first. What a run was allowed to do (to run code that comes
-    with a model, say) is no setting to be taken over: whoever wants it asks for it anew."""
-    for path in sorted((folder / RUNS).glob("*.json"), reverse=True):
-        try:
-            used = json.loads(path.read_bytes())["settings"]
-            for key in NOT_TAKEN_OVER:
-                used.pop(key, None)
-            parse(used)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # these files are for people, and under no seal
-        yield used
 
 
 def _load(settings: HarvestSettings, model: str | None) -> LoadedModel:

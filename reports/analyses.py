@@ -1,28 +1,36 @@
-"""The sections of the analyses in their order, what each adds to the opening, and what was not run.
+"""The sections of the analyses and of a measurement in their order, what each adds to the opening, and what
+was not run.
 
-In: `Results`. Out: HTML. A section of an analysis that was not run is left out; one line at the end says
-which, and the command that runs them. Cost: that of the sections.
+In: `Results`. Out: HTML. A section of what was not run is left out; a line at the end says which, and the
+command that runs them. Cost: that of the sections.
 """
 
 from collections.abc import Callable
 
 from . import (
+    budget_section,
     context_findings,
     context_section,
+    costs_section,
     fit_section,
     gates_findings,
     gates_section,
+    losses_section,
     nofly_findings,
     nofly_section,
+    sets_section,
     text,
     which_section,
 )
+from .columns import MEASURE
 from .layout import note
 from .results import Results
 
 _ALWAYS_BEFORE = (("harvest", "Harvest"), ("linear", "R² by layer"))
 _CONTEXT = ("gate_differences", "decomposition", "output_shares", "variance")
 _ALWAYS = (("need", "Need of tokens"), ("skew", "Skew"), ("sinks", "Sinks"), ("tokens", "Tokens"))
+_MEASURED = (costs_section, sets_section, budget_section, losses_section)
+_SHORT = {"costs": "Cost of a layer", "sets": "Cost of several", "budget": "Time", "losses": "Loss"}
 _ALWAYS_AFTER = (("reading", "How to read"), ("provenance", "Provenance"))
 
 
@@ -39,6 +47,7 @@ _ANSWERS: tuple[tuple[str, str, Callable[[Results], list[str]]], ...] = (
     (context_section.KEY, context_section.HEADING, context_findings.answers),
     (nofly_section.KEY, nofly_section.HEADING, _nofly),
     (which_section.KEY, which_section.HEADING, which_section.answers),
+    *((one.KEY, one.HEADING, one.answers) for one in _MEASURED),
 )
 
 
@@ -58,7 +67,7 @@ def answers(results: Results) -> str:
 
 def render(results: Results) -> list[str]:
     """The sections of the analyses, and the line on those that were not run."""
-    sections = (gates_section, context_section, nofly_section, which_section)
+    sections = (gates_section, context_section, nofly_section, which_section, *_MEASURED)
     return [*(one.render(results) for one in sections), not_run(results)]
 
 
@@ -74,16 +83,20 @@ def contents(results: Results) -> str:
     links += [(nofly_section.KEY, "Other corpora")] if "nofly" in results.tables else []
     if any(results.has(name) for name in ("regression", "regression_terms", "clusters")):
         links.append((which_section.KEY, "Which tokens"))
+    links += [(one.KEY, _SHORT[one.KEY]) for one in _MEASURED if one.is_there(results)]
     return " ".join(f'<a href="#{key}">{words}</a>' for key, words in [*links, *_ALWAYS_AFTER])
 
 
 def not_run(results: Results) -> str:
-    """Which analyses were not run, and what runs them."""
-    missing = results.missing
-    if not missing:
-        return ""
-    study = text.escape(text.name(results.study))
-    return note(
-        f"Not run on this study: {text.listing(missing)}. <code>nearline analyze {study} --only "
-        f"{','.join(missing)}</code> runs {'it' if len(missing) == 1 else 'them'}."
-    )
+    """Which analyses were not run, whether the model was not visited again, and what does it."""
+    missing, study = results.missing, text.escape(text.name(results.study))
+    said = ""
+    if missing:
+        said = (
+            f"Not run on this study: {text.listing(missing)}. <code>nearline analyze {study} --only "
+            f"{','.join(missing)}</code> runs {'it' if len(missing) == 1 else 'them'}."
+        )
+    if MEASURE not in results.analyses:
+        measured = "Not measured: what replacing an MLP costs the model itself."
+        said += f"{' ' if said else ''}{measured} <code>nearline measure {study}</code> visits it again."
+    return note(said)

@@ -141,22 +141,28 @@ def skew(frame: pl.DataFrame, *, size: Size = WIDE) -> alt.TopLevelMixin:
     return house(alt.vconcat(*panels, spacing=34), size)
 
 
-def _outline(frame: pl.DataFrame, upto: float) -> pl.DataFrame:
-    """The bins below `upto` and one closing point, so that the last step has its full width."""
-    kept = (
-        frame.filter(pl.col("bin_lo") < upto).select("series", "bin_lo", "density").sort("series", "bin_lo")
-    )
+def _outline(frame: pl.DataFrame, start: float, upto: float) -> pl.DataFrame:
+    """The bins from `start` to `upto` and one closing point, so that the last step has its full width."""
+    inside = frame.filter((pl.col("bin_lo") < upto) & (pl.col("bin_hi") > start))
+    kept = inside.select("series", pl.col("bin_lo").clip(start), "density").sort("series", "bin_lo")
     closing = kept.group_by("series", maintain_order=True).last().with_columns(bin_lo=pl.lit(upto))
     return pl.concat([kept, closing.select(kept.columns)])
 
 
 def histograms(
-    frame: pl.DataFrame, panels: Sequence[tuple[int, str]], *, upto: float, size: Size = WIDE
+    frame: pl.DataFrame,
+    panels: Sequence[tuple[int, str]],
+    *,
+    upto: float,
+    start: float = 0.0,
+    axes: tuple[str, str] = ("error of a token [1]", "tokens per 0.1 of error [%]"),
+    size: Size = WIDE,
 ) -> alt.TopLevelMixin:
-    """Small multiples: how many of a layer's tokens have which error, one outline a store, one panel a layer.
+    """Small multiples: how many of a layer's tokens have which error (or another need, as `axes` say), one
+    outline a store, one panel a layer.
 
     `frame` has bins with the column `density`: percent of tokens per 0.1 of error. `panels` pairs layers with
-    titles.
+    titles; bins between `start` and `upto` are drawn.
     """
     columns = len(panels) if size is WIDE else 1
     gap = 28
@@ -165,14 +171,14 @@ def histograms(
     top = largest(frame, "density", at_least=1e-3)
     x = alt.X(
         "bin_lo:Q",
-        title="error of a token [1]",
-        scale=alt.Scale(domain=[0, upto], nice=False),
+        title=axes[0],
+        scale=alt.Scale(domain=[start, upto], nice=False),
         axis=alt.Axis(grid=False, tickCount=4),
     )
-    y = value_axis("density", "tokens per 0.1 of error [%]", (0.0, top), ticks=4).stack(None)
+    y = value_axis("density", axes[1], (0.0, top), ticks=4).stack(None)
 
     def one(layer: int, title: str) -> alt.LayerChart | alt.FacetChart:
-        rows = _outline(frame.filter(pl.col("layer") == layer), upto)
+        rows = _outline(frame.filter(pl.col("layer") == layer), start, upto)
         base = alt.Chart(rows).encode(x=x, y=y, color=colour(frame))
         area = base.mark_area(interpolate="step-after", opacity=0.16)
         line = base.mark_line(interpolate="step-after", strokeWidth=1.5)

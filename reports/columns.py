@@ -1,10 +1,13 @@
 """Which tables and columns a report reads, in which order of rows, and which command writes each table.
 
-The tables of the fit must be there; those of the analyses (`OPTIONAL`) are read where the analysis was run. A
-column that is not named here may come or go without a word.
+The tables of the fit must be there; those of the analyses and of a measurement (`OPTIONAL`) are read where
+these were run. A column that is not named here may come or go without a word.
 """
 
 from collections.abc import Mapping
+
+from .cost_columns import COST_COLUMNS
+from .cost_columns import STEP as MEASURE
 
 QUANTILES = ("q01", "q05", "q10", "q25", "q50", "q75", "q90", "q95", "q99")
 
@@ -16,7 +19,7 @@ _COLUMNS = {
     """,
     "surrogates": """
         store layer fit_on alpha r2_fit r2_cv r2_test r2_lo r2_hi r2_sim_lo r2_sim_hi r2_contribution r2_sink
-        condition tokens_per_feature n_test_tokens n_sink verdict
+        largest_row condition tokens_per_feature n_test_tokens n_sink verdict
     """,
     "needs": f"""
         store layer need split population n_tokens n_groups mean mean_lo mean_hi sd skew max top5_share
@@ -72,7 +75,9 @@ _OPTIONAL = {
     "regression_terms": "store layer need term coefficient lo hi r",
 }
 COLUMNS: Mapping[str, tuple[str, ...]] = {table: tuple(names.split()) for table, names in _COLUMNS.items()}
-OPTIONAL: Mapping[str, tuple[str, ...]] = {table: tuple(names.split()) for table, names in _OPTIONAL.items()}
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    table: tuple(names.split()) for table, names in _OPTIONAL.items()
+} | COST_COLUMNS
 
 # Beside the store, which comes first. Where a table's own order says something (feature sets, terms, tokens
 # of a list by rank), rows of a layer keep it: sorting is stable.
@@ -87,7 +92,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "gate_curves": ("layer", "share"),
     "gate_calibration": ("layer", "bin"),
     "nofly_tokens": ("layer", "rank"),
-}
+} | dict.fromkeys(COST_COLUMNS, ())
 MAY_BE_EMPTY = frozenset({"examples"})
 
 # What writes the optional tables; one that is not named here comes with the fit.
@@ -102,5 +107,10 @@ ANALYSIS_TABLES: Mapping[str, tuple[str, ...]] = {
 
 
 def analysis_of(table: str) -> str | None:
-    """The analysis that writes a table; None where the fit does."""
+    """The analysis that writes a table; None where the fit or a measurement does."""
     return next((name for name, tables in ANALYSIS_TABLES.items() if table in tables), None)
+
+
+def step_of(table: str) -> str:
+    """The step that writes a table."""
+    return analysis_of(table) or (MEASURE if table in COST_COLUMNS else "fit")

@@ -17,6 +17,9 @@ LEVEL = 95
 MIN_GROUPS = 20
 """Groups of documents below which a study gives no verdict."""
 
+ONE_TOKEN = 0.5
+"""Share of Σ‖y − ȳ‖² from which on one token decides a layer's R²."""
+
 VERDICTS = ("supported", "not supported", "cannot tell", "too few documents")
 
 MEANING = {
@@ -32,6 +35,11 @@ def label(results: Results, series: int, limit: int = 60) -> str:
     corpora = results.harvest["corpus"].to_list()
     corpus, store = corpora[series], results.stores[series]
     return text.name(corpus if corpora.count(corpus) == 1 else f"{corpus} ({store})", limit)
+
+
+def labels(results: Results, limit: int = 40) -> list[str]:
+    """The names of all stores, in their order."""
+    return [label(results, series, limit) for series in range(len(results.stores))]
 
 
 def model(results: Results) -> str:
@@ -127,6 +135,18 @@ def ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[f
 def r2(results: Results) -> str:
     found = ranges(results, results.surrogates, "r2_test", text.number)
     return f"One linear map explains held-out MLP output with an R² of {found}" if found else "No held-out R²"
+
+
+def single_tokens(results: Results, series: int) -> str:
+    """Says so where R² and `error` of a layer are about one token; empty where no token is that large."""
+    rows = results.surrogates.filter((pl.col("series") == series) & (pl.col("largest_row") > ONE_TOKEN))
+    if rows.is_empty():
+        return ""
+    each = [f"layer {row['layer']} ({text.percent(row['largest_row'])})" for row in rows.to_dicts()]
+    return (
+        "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
+        f"{text.listing(each)}: there R² and error speak of that token, not of the others."
+    )
 
 
 def need(results: Results) -> str:

@@ -80,8 +80,10 @@ def grid(size: Size, wide: int, narrow: int, n_panels: int) -> tuple[int, Size]:
     return columns, Size(width=width, font=size.font if size is WIDE else size.font - 1)
 
 
-def _together(panels: Sequence[Panel], domain: tuple[float, float]) -> pl.DataFrame:
-    """The rows of all panels with their panel's number and title, bounded by the axis."""
+def _together(panels: Sequence[Panel], domain: tuple[float, float] | None) -> pl.DataFrame:
+    """The rows of all panels with their panel's number and title, bounded by the axis; panels with axes of
+    their own show whatever is finite.
+    """
     titles: list[str] = []
     for one in panels:
         # Titles tell panels apart: two names that were cut to the same one must not share a panel.
@@ -95,7 +97,10 @@ def _together(panels: Sequence[Panel], domain: tuple[float, float]) -> pl.DataFr
         )
         for number, (one, title) in enumerate(zip(panels, titles, strict=True))
     ]
-    return pl.concat(frames).with_columns(pl.col("value", "lo", "hi").clip(*domain))
+    rows, columns = pl.concat(frames), ("value", "lo", "hi")
+    if domain is not None:
+        return rows.with_columns(pl.col(columns).clip(*domain))
+    return rows.with_columns(pl.when(pl.col(one).is_finite()).then(pl.col(one)).alias(one) for one in columns)
 
 
 def _facet(layered: alt.LayerChart | alt.FacetChart, across: int, what: str) -> alt.FacetChart:
@@ -111,13 +116,15 @@ def _facet(layered: alt.LayerChart | alt.FacetChart, across: int, what: str) -> 
     return chart.resolve_axis(x="independent", y="independent")
 
 
-def _value(column: str, domain: tuple[float, float], percent: bool = False) -> alt.Y:
-    scale = alt.Scale(domain=list(domain), nice=False, zero=False)
+def _value(column: str, domain: tuple[float, float] | None, percent: bool = False) -> alt.Y:
+    scale = (
+        alt.Scale(zero=False) if domain is None else alt.Scale(domain=list(domain), nice=False, zero=False)
+    )
     axis = alt.Axis(tickCount=4, format=".0%") if percent else alt.Axis(tickCount=4)
     return alt.Y(f"{column}:Q", title=None, scale=scale, axis=axis)
 
 
-def _rule(base: alt.Chart, at: float, domain: tuple[float, float], percent: bool) -> alt.Chart:
+def _rule(base: alt.Chart, at: float, domain: tuple[float, float] | None, percent: bool) -> alt.Chart:
     """A broken line across every panel."""
     once = base.transform_aggregate(n="count()", groupby=["panel", "title"]).transform_calculate(
         value=repr(at)
@@ -179,16 +186,21 @@ def curves(
     panels: Sequence[Panel],
     *,
     axes: tuple[str, str],
-    domain: tuple[float, float],
+    domain: tuple[float, float] | None,
     across: tuple[float, float] | None = None,
     diagonal: bool = False,
     logarithmic: bool = False,
-    percent: bool = False,
+    percent: bool | tuple[bool, bool] = False,
     points: bool = True,
+    rule: float | None = None,
     columns: tuple[int, int] = (3, 1),
     size: Size = WIDE,
 ) -> alt.TopLevelMixin:
-    """A value against some quantity `x`, a panel a layer. `axes`: what x and the value are, with units."""
+    """A value against some quantity `x`, a panel a layer. `axes`: what x and the value are, with units;
+    `percent`: which of the two are shares; `rule`: what the value is held against; without a `domain`, each
+    panel has a vertical axis of its own.
+    """
+    shares = (percent, percent) if isinstance(percent, bool) else percent
     rows = _together(panels, domain)
     n_across, room = grid(size, *columns, len(panels))
     scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(nice=False, zero=False)
@@ -200,12 +212,12 @@ def curves(
     if logarithmic:
         ticks |= {"values": rows["x"].unique().sort().to_list(), "format": "~s"}
     else:
-        ticks |= {"tickCount": 4} | ({"format": ".0%"} if percent else {})
+        ticks |= {"values": [0.0, 0.25, 0.5, 0.75, 1.0], "format": ".0%"} if shares[0] else {"tickCount": 4}
     x = alt.X("x:Q", title=None, scale=scale, axis=alt.Axis(**ticks))
-    y = _value("value", domain, percent)
+    y = _value("value", domain, shares[1])
     bare = alt.Chart(rows)
     base = bare.encode(x=x, color=colour(rows))
-    marks: list[alt.Chart] = []
+    marks: list[alt.Chart] = [] if rule is None else [_rule(bare, rule, domain, shares[1])]
     if diagonal:
         # Two ends in every panel.
         once = bare.transform_aggregate(n="count()", groupby=["panel", "title"])
@@ -219,4 +231,5 @@ def curves(
         dot = base.mark_point(filled=True, opacity=1, size=26)
         marks.append(dot.encode(y=y, shape=shape(rows)))
     layered = alt.layer(*marks).properties(width=room.width, height=170)
-    return house(_facet(layered, n_across, f"{axes[1]} by {axes[0]}"), size)
+    chart = _facet(layered, n_across, f"{axes[1]} by {axes[0]}")
+    return house(chart.resolve_scale(y="independent") if domain is None else chart, size)

@@ -33,7 +33,7 @@ def answers(results: Results) -> str:
     """The answer in one paragraph a store."""
     return "\n".join(
         f'<p class="answer"><b>On {text.escape(findings.label(results, at))},</b> '
-        f"{text.escape(findings.summary(results, at))}</p>"
+        f"{text.escape(f'{findings.summary(results, at)} {findings.single_tokens(results, at)}'.strip())}</p>"
         for at in range(len(results.stores))
     )
 
@@ -94,7 +94,7 @@ def _need(results: Results) -> str:
         ),
         numbers("Shares and skew", sections.shares(results)),
         numbers(
-            "The other needs: relative to ‖y‖, absolute, relative to the residual stream",
+            "The other needs: absolute, relative to ‖y‖, relative to the residual stream",
             sections.other_needs(results),
         ),
     )

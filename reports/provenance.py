@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from . import findings, text
+from .columns import MEASURE
 from .layout import numbers
 from .results import Results
 from .tables import Column, Row, house, value
@@ -72,7 +73,7 @@ def _settings(results: Results) -> str:
 
 
 def _analyses(results: Results) -> str:
-    """Settings of each analysis that was run."""
+    """Settings of each analysis and of the measurement that was run."""
     rows: list[Row] = [
         {"analysis": analysis, "name": name, "value": written(settings[name])}
         for analysis, settings in results.analyses.items()
@@ -92,7 +93,8 @@ def footer(results: Results) -> str:
     study = text.escape(text.name(results.study))
     fit_on = results.surrogates["fit_on"].unique(maintain_order=True).to_list()
     fitted = text.listing([text.name(str(store)) for store in fit_on])
-    analysed = f"<code>nearline analyze {study}</code>, " if results.analyses else ""
+    ran = {"analyze": bool(results.analyses.keys() - {MEASURE}), "measure": MEASURE in results.analyses}
+    analysed = "".join(f"<code>nearline {name} {study}</code>, " for name, done in ran.items() if done)
     drawn_with = {name: metadata.version(name) for name in DRAWN_WITH}
     parts = [
         f"<p>Study <b>{study}</b>: <code>nearline fit {study} STORE…</code>, {analysed}then <code>nearline "

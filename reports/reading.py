@@ -16,9 +16,10 @@ SURROGATE_COLUMNS = (
     "<em>Simultaneous</em> intervals hold for all layers at once; <em>fit</em> is in-sample; "
     "<em>folds</em> is cross-validated over groups of documents and chose alpha (both only where the "
     "maps were fitted); <em>contribution</em> is R² of what the MLP adds to the residual stream "
-    "(after a post-norm, where the model has one). A high condition number or few tokens per feature "
-    "say that the fit, not the MLP, may be the limit. The same numbers, and the tokens and groups "
-    "behind them: <code>tables/surrogates.parquet</code>."
+    "(after a post-norm, where the model has one); <em>largest token</em> is the share of Σ‖y − ȳ‖² that "
+    "one test token carries: near 100 %, R² and error speak of it alone. A high condition number or few "
+    "tokens per feature say that the fit, not the MLP, may be the limit. The same numbers, and the tokens "
+    "and groups behind them: <code>tables/surrogates.parquet</code>."
 )
 QUANTILES = (
     "Point: median over test tokens. Thick bar: middle half. Thin bar: 5 % to 95 %. Dashed: 0.5 and "
@@ -62,7 +63,8 @@ _DEFINITIONS = (
     (
         "R²",
         "1 − Σ‖y − ŷ‖² / Σ‖y − ȳ‖², summed over test tokens and all features, ȳ the mean output of "
-        "the rows fitted.",
+        "the rows fitted. On a store that was not fitted a shift of that mean counts as variance too: a map "
+        "that follows the shift is credited with it.",
     ),
     (
         "Need",
@@ -94,8 +96,9 @@ def definitions(results: Results) -> str:
         *(further := terms.entries(results)),
         (
             "Verdict",
-            f"On the claim {claim}, by the interval for all layers at once. {verdicts}."
-            f"{others if further else ''}",
+            f"On the claim {claim}, by the interval for all layers at once. {verdicts}. Sentences count "
+            "layers by verdict, that is by two-sided intervals; p (Holm) is one-sided where a claim names a "
+            f"side, so that its count may differ by a layer.{others if further else ''}",
         ),
         ("Sink", "Position 0 of a window, or a special token."),
     ]

@@ -1,9 +1,10 @@
 """What a report knows: the tables of a study as polars frames, and what provenance says of their making.
 
-In: a study folder with the tables that `nearline fit` and `nearline analyze` write. Out: one frozen
-`Results`; every frame has the columns this folder reads, in a fixed order of rows. A table of the fit that
-is missing, empty or lacks a column stops here, with the command that makes it; a table of an analysis may
-be missing. No array, model or store is opened. Cost: the tables (kilobytes to a few megabytes).
+In: a study folder with the tables that `nearline fit`, `nearline analyze` and `nearline measure` write. Out:
+one frozen `Results`; every frame has the columns this folder reads, in a fixed order of rows. A table of the
+fit that is missing, empty or lacks a column stops here, with the command that makes it; a table of an
+analysis or of a measurement may be missing. No array, model or store is opened. Cost: the tables (kilobytes
+to a few megabytes).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,16 @@ import polars as pl
 from ..store import DamageError, IncompleteError, Study, UsageError
 from ..store.names import typed
 from ..store.whole import digest_of
-from .columns import ANALYSIS_TABLES, COLUMNS, MAY_BE_EMPTY, OPTIONAL, ORDER, analysis_of
+from .columns import (
+    ANALYSIS_TABLES,
+    COLUMNS,
+    MAY_BE_EMPTY,
+    MEASURE,
+    OPTIONAL,
+    ORDER,
+    step_of,
+)
+from .cost_columns import OF_THE_MODEL
 
 CLAIM_AT = 0.9
 """The R² from which an MLP is called nearly linear, where the settings do not name one."""
@@ -30,7 +40,7 @@ class Results:
     """The tables of a study, each with a column `series`: the number of its store in the harvest's order.
 
     `tables` holds the optional ones that are there (pairs of stores have `series_a` and `series_b`),
-    `analyses` the settings of each analysis that was run.
+    `analyses` the settings of each analysis and of the measurement that was run.
     """
 
     study: str
@@ -70,7 +80,7 @@ class Results:
 
     def needs_of(self, table: str) -> list[str]:
         """The needs in a table of an analysis, those that its settings name first in their order."""
-        named = self.analyses.get(analysis_of(table) or "", {}).get("need")
+        named = self.analyses.get(step_of(table), {}).get("need")
         asked = named if isinstance(named, list) else [FIRST_NEED]
         there = self.tables[table]["need"].unique(maintain_order=True).to_list()
         return [need for need in asked if need in there] + [need for need in there if need not in asked]
@@ -92,10 +102,12 @@ def _float(value: object, otherwise: float) -> float:
 
 def _command(study: Path, table: str) -> str:
     """What writes a table, as a person types it."""
-    analysis = analysis_of(table)
-    if analysis is None:
-        return f"`nearline fit {typed(study)} STORE…`"
-    return f"`nearline analyze {typed(study)} --only {analysis}`"
+    step = step_of(table)
+    commands = {
+        "fit": f"`nearline fit {typed(study)} STORE…`",
+        MEASURE: f"`nearline measure {typed(study)}`",
+    }
+    return commands.get(step, f"`nearline analyze {typed(study)} --only {step}`")
 
 
 def _frame(study: Study, folder: str, table: str) -> pl.DataFrame:
@@ -138,9 +150,10 @@ def assemble(
     """Results from whole tables: stores numbered, rows in order."""
     stores = frames["harvest"]["store"].to_list()
     # NaN (a statistic of no rows) and null mean the same here; one of them is enough to look for.
+    known = {name: frame.fill_nan(None) for name, frame in frames.items()}
     ordered = {
-        name: _numbered(frame.fill_nan(None), stores, ORDER.get(name, ("layer",)))
-        for name, frame in frames.items()
+        name: frame if name in OF_THE_MODEL else _numbered(frame, stores, ORDER.get(name, ("layer",)))
+        for name, frame in known.items()
     }
     return Results(
         study=study,
@@ -160,7 +173,7 @@ def _check(study: Study, shown: str, step: Mapping[str, Any], table: str) -> Non
     """DamageError unless the table is, byte for byte, what its step recorded."""
     output = f"tables/{table}.parquet"
     if step["outputs"].get(output) != digest_of(study.path / output):
-        writer = analysis_of(table) or "fit"
+        writer = step_of(table)
         raise DamageError(
             f"study {shown}: {output} is not what the last finished {writer} wrote (a {writer} was "
             f"interrupted, or the file was changed): run {_command(study.path, table)} again"
@@ -187,9 +200,8 @@ def _optional(
             )
         frames[table] = _frame(study, shown, table)
         _check(study, shown, written[-1], table)
-        analysis = analysis_of(table)
-        if analysis is not None:
-            analyses.setdefault(analysis, written[-1]["settings"])
+        if (step := step_of(table)) != "fit":
+            analyses.setdefault(step, written[-1]["settings"])
     return frames, analyses
 
 

@@ -59,6 +59,7 @@ def surrogates(results: Results) -> str:
         Column("fit", value("r2_fit"), spanner="R²"),
         Column("folds", value("r2_cv"), spanner="R²"),
         Column("contribution", value("r2_contribution"), spanner="R²"),
+        Column("largest token", value("largest_row", text.percent)),
         Column("alpha", value("alpha", text.scientific)),
         Column("tokens per feature", value("tokens_per_feature", lambda ratio: text.number(ratio, 1))),
         Column("condition", value("condition", text.scientific)),

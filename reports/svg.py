@@ -19,6 +19,7 @@ _NOISE = re.compile(
     r'|<path class="(?:background|foreground)"[^>]*(?:d="M0,0h0v0h0Z"|display="none")[^>]*/>'
 )
 _LONG_DECIMAL = re.compile(r"(?<=\d)\.(\d{2})\d+")
+_TAG = re.compile(r"<[^>]*>")
 _UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
 
 
@@ -36,6 +37,11 @@ def _checked(value: object) -> None:
         )
 
 
+def _shorter(tag: re.Match[str]) -> str:
+    """A tag with its coordinates to a hundredth of a pixel; the numbers that are shown keep their digits."""
+    return _LONG_DECIMAL.sub(r".\1", tag[0])
+
+
 def render(chart: alt.TopLevelMixin, sentence: str) -> str:
     """The chart as inline SVG that scales to its box and is read out as `sentence`."""
     spec = chart.to_dict(validate=False)  # the tests validate every chart of the page
@@ -45,7 +51,7 @@ def render(chart: alt.TopLevelMixin, sentence: str) -> str:
     if opening is None:
         raise RuntimeError(f"vl-convert returned no SVG but {drawn[:80]!r}")
     width, height = float(opening["width"]), float(opening["height"])
-    body = _LONG_DECIMAL.sub(r".\1", _NOISE.sub("", drawn[opening.end() :]))
+    body = _TAG.sub(_shorter, _NOISE.sub("", drawn[opening.end() :]))
     label = escape(sentence)
     return (
         f'<svg role="img" aria-label="{label}" viewBox="0 0 {width:g} {height:g}"'

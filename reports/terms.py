@@ -75,6 +75,27 @@ _TERMS = (
         "Clean cluster",
         "A cluster of MLP inputs in which nearly all tokens, or nearly none, are easy.",
     ),
+    (
+        "interventions",
+        "Cost",
+        "What a replacement adds to the mean loss of the live model, Δ in nats a token, over the same test "
+        "tokens with and without it; in percent of perplexity 100 · (exp Δ − 1), bounds transformed. The "
+        "claim judged is that it is above 0: <em>not supported</em> says that the whole interval "
+        "lies below 0.",
+    ),
+    (
+        "routers",
+        "Gain at equal share",
+        "What random routing would cost at the share of tokens that a router sent to the linear map, less "
+        "what the router cost; two routers are compared by their gains. <em>Shares differ</em>: too far "
+        "apart for that.",
+    ),
+    (
+        "losses",
+        "δ",
+        "The need of the paper: the loss of a token's target with the layer linearised at all positions that "
+        "the fit covers, less its loss before.",
+    ),
 )
 
 

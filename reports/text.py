@@ -110,6 +110,28 @@ def percent_interval(low: float | None, high: float | None) -> str:
     return text if text == NONE else f"{text}\N{NO-BREAK SPACE}%"
 
 
+def change(percent: float | None) -> str:
+    """A change that is in percent already, with its sign: `+1.58 %`."""
+    shown = number(percent, 2)
+    sign = "+" if percent is not None and percent > 0 and shown != number(0.0, 2) else ""
+    return shown if shown == NONE else f"{sign}{shown}\N{NO-BREAK SPACE}%"
+
+
+def change_interval(low: float | None, high: float | None) -> str:
+    """`[0.91, 2.30] %` of what is in percent already."""
+    shown = interval(low, high, 2)
+    return shown if shown == NONE else f"{shown}\N{NO-BREAK SPACE}%"
+
+
+def nats(value: float | None) -> str:
+    """A loss, or a difference of losses: four digits, as a hundredth of a percent of perplexity matters."""
+    return number(value, 4)
+
+
+def nats_interval(low: float | None, high: float | None) -> str:
+    return interval(low, high, 4)
+
+
 def count(value: float | None) -> str:
     """A whole number with separators."""
     return NONE if value is None or math.isnan(value) else f"{int(value):,}"

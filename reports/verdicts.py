@@ -15,12 +15,14 @@ from .results import Results
 from .tables import Column, Row, house, value
 
 SYMBOLS = {"supported": "●", "not supported": "○", "cannot tell": "◐", "too few documents": "·"}
+NONE_GIVEN = {"chosen on test": "×", "shares differ": "≠", "below the noise floor": "~"}
+"""Words in the place of a verdict, where what was measured allows none."""
 HOLM = 0.05
 """Level of Holm's test: that of the intervals."""
 
 
 def symbol(verdict: object) -> str:
-    return SYMBOLS.get(str(verdict), "?")
+    return (SYMBOLS | NONE_GIVEN).get(str(verdict), "?")
 
 
 def cell(row: Row) -> str:
@@ -49,7 +51,8 @@ def in_layers(rows: pl.DataFrame, where: str = "", *, again: bool = False) -> st
         many = f"{counts['supported'] or 'none'} of {len(found)}{layers}"
         if not counts["supported"] and counts["cannot tell"]:
             many += " for sure"
-    rest = [f"{verdict} in {counts[verdict]}" for verdict in findings.VERDICTS[1:] if counts[verdict]]
+    others = (*findings.VERDICTS[1:], *NONE_GIVEN)
+    rest = [f"{verdict} in {found.count(verdict)}" for verdict in others if verdict in found]
     return f"{many}{where}" + (f" ({', '.join(rest)})" if rest else "")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from .dtypes import SITES, STORAGE_DTYPES
+from .dtypes import GRADIENT, MOST_EXPONENT, SITES, STORAGE_DTYPES
 from .errors import FormatError
 from .parsing import (
     INT32_MAX,
@@ -112,6 +112,12 @@ class StorageFacts:
     sites: tuple[str, ...]
     layers: tuple[int, ...]
     compressor: str | None
+    # `mlp_output_grad` is stored times 2 to this power, one for each stored layer; not written where empty
+    gradient_exponents: tuple[int, ...] = ()
+
+    def gradient_exponent(self, layer: int) -> int:
+        """The power of two that the gradient at this layer was multiplied by."""
+        return self.gradient_exponents[self.layers.index(layer)] if self.gradient_exponents else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +147,8 @@ class Attributes:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (tuples as lists)."""
         found = {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+        if not self.storage.gradient_exponents:
+            del found["storage"]["gradient_exponents"]
         return {"nearline": {"schema": SCHEMA}, **found}
 
 
@@ -192,12 +200,26 @@ def check_consistent(attributes: Attributes, where: str = "attributes") -> None:
         )
     if attributes.model.d_model < 1:
         raise FormatError(f"{where}.model: `d_model` must be at least 1, found {attributes.model.d_model}")
+    _check_exponents(storage, where)
     for field in dataclasses.fields(attributes.norm):
         n_entries = len(getattr(attributes.norm, field.name))
         if n_entries != len(layers):
             raise FormatError(
                 f"{where}.norm: `{field.name}` has {n_entries} entries for {len(layers)} layers"
             )
+
+
+def _check_exponents(storage: StorageFacts, where: str) -> None:
+    exponents, spot = storage.gradient_exponents, f"{where}.storage: `gradient_exponents`"
+    if not exponents:
+        return
+    if GRADIENT not in storage.sites or len(exponents) != len(storage.layers):
+        raise FormatError(
+            f"{spot} has {len(exponents)} entries for {len(storage.layers)} layers and the sites "
+            f"{', '.join(storage.sites)}"
+        )
+    if max(map(abs, exponents)) > MOST_EXPONENT:
+        raise FormatError(f"{spot} must be in -{MOST_EXPONENT}..{MOST_EXPONENT}: {list(exponents)[:20]}")
 
 
 def _check_among(where: str, values: Sequence[str | None], allowed: Sequence[str | None]) -> None:
@@ -217,7 +239,13 @@ def _section(kind: Any, data: object, where: str) -> Any:
             elif kind == dict[str, str]:
                 get_str(found, key, where)
         return found
-    fields = dataclasses.fields(kind)
+    given = get_object(data, where)
+    # A field with a default came later: stores without it are older.
+    fields = [
+        field
+        for field in dataclasses.fields(kind)
+        if field.name in given or field.default is dataclasses.MISSING
+    ]
     found = get_object(data, where, keys=[field.name for field in fields])
     return cast("Any", kind)(**{field.name: _value(field.type, found, field.name, where) for field in fields})
 
@@ -240,7 +268,8 @@ def _value(kind: Any, data: dict[str, Any], key: str, where: str) -> Any:
 def _items(item: type, data: dict[str, Any], key: str, where: str) -> list[Any]:
     """The values of a list."""
     if item is int:
-        return get_ints(data, key, where, high=INT32_MAX, most=MAX_ENTRIES)
+        low = -MOST_EXPONENT if key == "gradient_exponents" else 0
+        return get_ints(data, key, where, low, INT32_MAX, most=MAX_ENTRIES)
     values = get_list(data, key, where, (int, float) if item is float else item, MAX_ENTRIES)
     check_plain(values, f"{where}.{key}")
     return list(map(float, values)) if item is float else values

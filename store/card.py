@@ -9,7 +9,7 @@ Its code blocks run in the folder of the store.
 import json
 
 from .attributes import Attributes
-from .dtypes import array_name
+from .dtypes import GRADIENT, array_name
 from .names import printable
 from .plan import SPLITS, Plan
 
@@ -51,7 +51,7 @@ import xarray as xr
 
 data = xr.open_zarr("activations.zarr")
 ```
-{decode}
+{decode}{gradient}
 With nearline (reading a chunk that is missing or damaged is an error; values as float32):
 
 ```python
@@ -95,6 +95,16 @@ values = (bits.astype("<u4") << 16).view("<f4")
 ```
 """
 
+_GRADIENT = """
+`{array}` is stored times a power of two, one for each layer, so that it fits {dtype}. With the
+exponent in hand, a layer's values become nats per unit of `mlp_output`:
+
+```python
+exponents = data.attrs["storage"]["gradient_exponents"]
+gradient = data["{array}"][0, :4].values.astype("f4") * 2.0 ** -exponents[0]
+```
+"""
+
 _MEANING = {
     "embedding": "what enters decoder block 0",
     "residual": "what enters the norm in front of the MLP",
@@ -131,6 +141,7 @@ def card(title: str, attributes: Attributes, plan: Plan, chunk_bytes: int) -> st
         arrays=_arrays(attributes),
         rows=_rows(plan),
         decode=_DECODE.format(array=array) if storage.dtype == "bfloat16" else "",
+        gradient=_gradient(attributes),
         site=site,
         layer=storage.layers[0],
         revision=_code(model.revision or "none"),
@@ -156,6 +167,13 @@ def _arrays(attributes: Attributes) -> str:
     )
     lines.append("| `nll` | token | nats of predicting `target_id`; NaN where there is none |")
     return "\n".join(lines)
+
+
+def _gradient(attributes: Attributes) -> str:
+    storage = attributes.storage
+    if not storage.gradient_exponents:
+        return ""
+    return _GRADIENT.format(array=array_name(GRADIENT, storage.dtype), dtype=storage.dtype)
 
 
 def _rows(plan: Plan) -> str:

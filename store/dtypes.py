@@ -15,6 +15,8 @@ from .errors import OutOfRange, UsageError
 STORAGE_DTYPES = ("float32", "float16", "bfloat16")
 SITES = ("embedding", "residual", "mlp_output", "mlp_input", "mlp_output_grad")
 LAYER_SITES = tuple(site for site in SITES if site != "embedding")
+GRADIENT = "mlp_output_grad"  # stored times a power of two, one for each layer
+MOST_EXPONENT = 126  # of such a power: it and its inverse are ordinary float32 numbers
 
 _NUMPY_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
 _FILL: dict[str, Any] = {

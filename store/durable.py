@@ -251,6 +251,16 @@ def replace_file(source: Path, target: Path) -> None:
         sync_folder(target.parent)
 
 
+def replace_files(pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Put finished files (the first of a pair) in the place of older ones, one by one; each folder is synced
+    once.
+    """
+    for source, target in pairs:
+        with fault(target, "replace"):
+            source.replace(target)
+    together(synced_folder, [(folder,) for folder in dict.fromkeys(target.parent for _, target in pairs)])
+
+
 def replace_folder(source: Path, target: Path) -> None:
     """Put a finished folder in the place of an older one; in between there is none, never a mixture."""
     with fault(target, "replace"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .attributes import Attributes
+from .dtypes import GRADIENT
 from .folder import (
     GROUP,
     PLAN,
@@ -29,6 +30,7 @@ from .plan import SPLITS, Plan
 from .records import BlockRecord, record_name
 
 _COUNTS = ("n_nonfinite", "n_out_of_range")
+_GRADIENT_COUNTS = (*_COUNTS, "n_underflow")
 
 
 def info(where: str | Path | Place) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def info(where: str | Path | Place) -> dict[str, Any]:
     plan = parse_plan(small(PLAN), attributes, place.where(PLAN))
     committed = sorted(committed_blocks(place) if manifest is None else range(plan.n_blocks))
     specs = specs_of(attributes, plan)
-    totals = _Totals()
+    totals = _Totals(attributes)
     for block in committed:
         name = record_name(block)
         totals.add(load_record(small(name), plan, specs, block, place.where(name)))
@@ -98,6 +100,7 @@ def _identity(attributes: Attributes) -> dict[str, Any]:
         "sites": list(storage.sites),
         "storage_dtype": storage.dtype,
         "compressor": storage.compressor,
+        **({"gradient_exponents": list(storage.gradient_exponents)} if storage.gradient_exponents else {}),
         "compute_dtype": compute.dtype,
         "attention": compute.attention,
         "device": compute.device_type,
@@ -126,7 +129,8 @@ def _array_bytes(spec: Any) -> int:
 class _Totals:
     """Sums over block records, taken one by one: all of them together may be a million chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, attributes: Attributes) -> None:
+        self._factors = [2.0**-exponent for exponent in attributes.storage.gradient_exponents]
         self.rows = self.chunk_bytes = self.n_objects = 0
         self._largest: dict[str, int | float] = {}
         self._counts: dict[tuple[str, str], int] = {}
@@ -136,19 +140,28 @@ class _Totals:
         self.n_objects += len(record.chunks)
         self.chunk_bytes += sum(chunk.size for chunk in record.chunks.values())
         for site, found in record.statistics.items():
-            largest = [value for value in found.get("max_abs", []) if value is not None]
+            sizes = found.get("max_abs", [])
+            if site == GRADIENT and self._factors:  # as it is, not as it is stored
+                pairs = zip(sizes, self._factors, strict=True)
+                sizes = [None if size is None else size * factor for size, factor in pairs]
+            largest = [value for value in sizes if value is not None]
             if largest:
                 self._largest[site] = max(max(largest), self._largest.get(site, 0))
-            for count in _COUNTS:
+            for count in _counts_of(site):
                 more = sum(int(value or 0) for value in found.get(count, []))
                 self._counts[site, count] = self._counts.get((site, count), 0) + more
 
     def values(self, attributes: Attributes) -> dict[str, dict[str, Any]]:
-        """Per site: the largest |value|, and how many were not finite or too large."""
+        """Per site: the largest |value|, and how many were not finite or too large; of a gradient also how
+        many became zero as they were stored."""
         return {
             site: {
                 "max_abs": self._largest.get(site),
-                **{count: self._counts.get((site, count), 0) for count in _COUNTS},
+                **{count: self._counts.get((site, count), 0) for count in _counts_of(site)},
             }
             for site in attributes.storage.sites
         }
+
+
+def _counts_of(site: str) -> tuple[str, ...]:
+    return _GRADIENT_COUNTS if site == GRADIENT else _COUNTS

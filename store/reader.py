@@ -18,7 +18,7 @@ from jaxtyping import Float32, Shaped
 
 from .attributes import Attributes
 from .chunks import read_chunk
-from .dtypes import LAYER_SITES, decode_into
+from .dtypes import GRADIENT, LAYER_SITES, decode_into
 from .errors import DamageError, IncompleteError, StoreNotSealed, UsageError
 from .folder import (
     DOCUMENTS,
@@ -137,23 +137,32 @@ class Reader:
     def rows(
         self, site: str, layer: int | None, block_start: int, block_stop: int
     ) -> Float32[np.ndarray, "token feature"]:
-        """Rows of a site in blocks [block_start, block_stop), as float32; `layer` by the model's number."""
+        """Rows of a site in blocks [block_start, block_stop), as float32; `layer` by the model's number. A
+        gradient comes without the power of two that it is stored with."""
         if self.storage_dtype == "float32":
-            return self.stored(site, layer, block_start, block_stop)
+            return self._unscaled(site, layer, self.stored(site, layer, block_start, block_stop))
         out = np.empty((self._n_rows(block_start, block_stop), self.d_model), dtype=np.float32)
         for block, part in self._blocks(block_start, block_stop):
             decode_into(self.stored(site, layer, block, block + 1), self.storage_dtype, out[part])
-        return out
+        return self._unscaled(site, layer, out)
 
     def stored(
         self, site: str, layer: int | None, block_start: int, block_stop: int
     ) -> Shaped[np.ndarray, "token feature"]:
-        """As `rows`, in the storage dtype (bfloat16: its bits)."""
+        """As `rows`, in the storage dtype (bfloat16: its bits), with a gradient's power of two."""
         spec, index = self._locate(site, layer)
         out = np.empty((self._n_rows(block_start, block_stop), self.d_model), dtype=spec.dtype)
         for block, part in self._blocks(block_start, block_stop):
             self._read_block(site, spec, index, block, out[part])
         return out
+
+    def _unscaled(self, site: str, layer: int | None, values: np.ndarray) -> np.ndarray:
+        """The values themselves, in place: exact, as the factor is a power of two."""
+        if site == GRADIENT and layer is not None:
+            exponent = self.attributes.storage.gradient_exponent(layer)
+            if exponent:
+                values *= np.float32(2.0**-exponent)
+        return values
 
     def column(self, name: str) -> Shaped[np.ndarray, " token"]:
         """A whole token column."""

@@ -21,7 +21,8 @@ MAX_LAYERS = 4096
 Number = int | float | None
 _HEX = re.compile("[0-9a-f]+")
 _KEYS = re.compile("(?:[a-z_]+(?:/[a-z0-9]+)+(?:\n|\\Z))+")  # of the arrays that we write
-_STATISTICS = ("max_abs", "mean_square", "n_nonfinite", "n_out_of_range")
+# `n_underflow`, of `mlp_output_grad` alone: values that were not zero, and are as they are stored
+_STATISTICS = ("max_abs", "mean_square", "n_nonfinite", "n_out_of_range", "n_underflow")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from jaxtyping import Int
 
 from .attributes import Attributes, NormFacts, PlanFacts
 from .carrying import in_parallel
+from .dtypes import GRADIENT
 from .errors import DamageError
 from .folder import DOCUMENTS, VOCABULARY, specs_of
 from .metadata import ArraySpec
@@ -76,6 +77,9 @@ def smaller_attributes(reader: Reader, plan: Plan, chosen: Selection) -> Attribu
     norm: dict[str, Any] = {
         field.name: tuple(getattr(parent.norm, field.name)[i] for i in index) for field in fields(NormFacts)
     }
+    exponents = parent.storage.gradient_exponents
+    kept = bool(exponents) and GRADIENT in chosen.sites
+    exponents = tuple(exponents[i] for i in index) if kept else ()
     entry = {
         "kind": "selection",
         "parent": reader.digest,
@@ -89,7 +93,9 @@ def smaller_attributes(reader: Reader, plan: Plan, chosen: Selection) -> Attribu
         parent,
         plan=PlanFacts.of(plan, parent.plan.bos),
         norm=NormFacts(**norm),
-        storage=replace(parent.storage, sites=chosen.sites, layers=chosen.layers),
+        storage=replace(
+            parent.storage, sites=chosen.sites, layers=chosen.layers, gradient_exponents=exponents
+        ),
         lineage=(*parent.lineage, entry),
     )
 

@@ -1,29 +1,21 @@
 """Results of one step written aside, and put in place together when the step is done.
 
-In: a study's folder. Out: a `Study` whose tables, routing and groups go to a folder aside and whose readers
-find them there first; `commit` moves them to where they belong. So a step that fails, or is stopped, leaves
-the results before it as they were. What belongs to a fit with a name of its own (`NAME@…`) goes straight in
-place: that fit is a step of its own. Cost: one rename a file.
+In: a study's folder. Out: a `Study` whose results go to a folder aside and whose readers find them there
+first; `commit` moves them to where they belong. So a step that fails, or is stopped, leaves the results
+before it as they were. A step that makes another one first (nofly makes fits) commits that before it writes
+anything of its own. Cost: one rename a file.
 """
 
 import os
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from . import durable
-from .disk import claimed
-from .errors import UsageError
+from .disk import claimed, held
+from .errors import IncompleteError, UsageError
 from .study import Study
-from .tables import write_table
-from .whole import open_arrays, write_arrays
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 ASIDE = ".results.partial"
 LOCK = ".results.lock"
@@ -31,6 +23,21 @@ LOCK = ".results.lock"
 
 class StagedStudy(Study):
     """A study whose results wait aside for `commit`; everything else is as in `Study`."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._at_work = False
+
+    @classmethod
+    @contextmanager
+    def writing(cls, study: Study) -> Generator["StagedStudy"]:
+        """`study` itself where it is at work already, else one that is until the block ends."""
+        if isinstance(study, StagedStudy) and study._at_work:
+            yield study
+        else:
+            staged = cls(study.path)
+            with staged.at_work():
+                yield staged
 
     @property
     def aside(self) -> Path:
@@ -41,16 +48,20 @@ class StagedStudy(Study):
         """Only one process writes results at a time; what an earlier one left aside goes first and last."""
         with claimed(self.path / LOCK) as mine:
             if mine is False:
-                raise UsageError(f"another process is analysing {self.path}; let it finish first")
+                raise UsageError(f"another process is writing results of {self.path}; let it finish first")
             self._sweep()
+            self._at_work = True
             try:
                 yield
             finally:
+                self._at_work = False
                 self.discard()
 
     def tidy(self) -> None:
-        """Remove what a process has left that died after its last result was in place."""
-        if (self.path / LOCK).exists() or self.aside.exists():
+        """Remove what a process has left that died after its last result was in place; what a living one
+        has there is its own.
+        """
+        if ((self.path / LOCK).exists() or self.aside.exists()) and not held(self.path / LOCK):
             with self.at_work():
                 pass
 
@@ -70,42 +81,25 @@ class StagedStudy(Study):
 
     def commit(self, outputs: Sequence[str], before: Sequence[str] = ()) -> None:
         """Put these outputs in place, and remove those of `before` that are not written any more."""
-        for output in outputs:
-            source, target = self.aside / output, self.path / output
+        sources = {output: self.aside / output for output in outputs}
+        if missing := [output for output, source in sources.items() if not source.exists()]:
+            raise IncompleteError(f"{self.path}: {missing[0]} was not written: run the same again")
+        pairs = [(source, self.path / output) for output, source in sources.items()]
+        for folder in dict.fromkeys(target.parent for _, target in pairs):
+            durable.make_folder(folder)
+        durable.replace_files([pair for pair in pairs if not pair[0].is_dir()])
+        for source, target in pairs:
             if source.is_dir():
-                durable.make_folder(target.parent)
                 durable.replace_folder(source, target)
-            elif source.exists():
-                durable.make_folder(target.parent)
-                durable.replace_file(source, target)
         for output in sorted(set(before) - set(outputs)):
             self.remove_output(output)
         self.discard()
 
     # What goes aside, and is found there first
 
-    def write_group(self, name: str, arrays: Mapping[str, Any], attrs: Mapping[str, Any]) -> str:
-        target = super().group_path(name)
-        if "@" in name:
-            return super().write_group(name, arrays, attrs)
-        durable.make_folder(self.aside)
-        write_arrays(self.aside / target.name, arrays, attrs)
-        return target.name
-
-    def group(self, name: str) -> "xr.Dataset":
-        return open_arrays(self._found(super().group_path(name)))
-
-    def _write(self, path: Path, table: pa.Table) -> str:
-        relative = path.relative_to(self.path)
-        staged = relative.parts[0] == "tables" and "@" not in relative.name
-        if not staged and relative.parts[:2] != ("tokens", "routing"):
-            return super()._write(path, table)
-        write_table(self.aside / relative, table)
-        return relative.as_posix()
-
-    def _read(self, path: Path) -> pa.Table:
-        return super()._read(self._found(path))
+    def _target(self, path: Path) -> Path:
+        return self.aside / path.relative_to(self.path)
 
     def _found(self, path: Path) -> Path:
-        aside = self.aside / path.relative_to(self.path)
+        aside = self._target(path)
         return aside if os.path.lexists(aside) else path

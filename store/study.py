@@ -131,7 +131,7 @@ class Study:
         return self._read(self.table_path(name))
 
     def has_table(self, name: str) -> bool:
-        return self.table_path(name).exists()
+        return self._found(self.table_path(name)).exists()
 
     def tables(self) -> list[str]:
         """Names of the tables that are there."""
@@ -197,13 +197,11 @@ class Study:
         self, arrays: Mapping[str, Any], attrs: Mapping[str, Any], name: str | None = None
     ) -> str:
         """surrogates.zarr (or surrogates@NAME.zarr): arrays by name, each an array or (dims, array)."""
-        target = self.path / _surrogates(name)
-        write_arrays(target, arrays, attrs)
-        return target.name
+        return self._write_arrays(self.path / _surrogates(name), arrays, attrs)
 
     def surrogates(self, name: str | None = None) -> "xr.Dataset":
         """The surrogates, lazily; a missing or damaged chunk raises."""
-        return open_arrays(self.path / _surrogates(name))
+        return open_arrays(self._found(self.path / _surrogates(name)))
 
     # Other arrays
 
@@ -212,13 +210,11 @@ class Study:
 
     def write_group(self, name: str, arrays: Mapping[str, Any], attrs: Mapping[str, Any]) -> str:
         """NAME.zarr (gates, context, moments@STORE): arrays by name, each (dims, array)."""
-        target = self.group_path(name)
-        write_arrays(target, arrays, attrs)
-        return target.name
+        return self._write_arrays(self.group_path(name), arrays, attrs)
 
     def group(self, name: str) -> "xr.Dataset":
         """NAME.zarr, lazily; a missing or damaged chunk raises."""
-        return open_arrays(self.group_path(name))
+        return open_arrays(self._found(self.group_path(name)))
 
     # Provenance
 
@@ -305,14 +301,26 @@ class Study:
         self, layer: int, store: str, *, surrogate: str | None = None, step: str | None = None
     ) -> list[str]:
         """The columns of `need`, without reading them."""
-        return column_names(self.need_path(layer, store, surrogate=surrogate, step=step))
+        return column_names(self._found(self.need_path(layer, store, surrogate=surrogate, step=step)))
+
+    # Where results are written to and found: `StagedStudy` has others
 
     def _read(self, path: Path) -> pa.Table:
-        return read_table(path)
+        return read_table(self._found(path))
 
     def _write(self, path: Path, table: pa.Table) -> str:
-        write_table(path, table)
+        write_table(self._target(path), table)
         return path.relative_to(self.path).as_posix()
+
+    def _write_arrays(self, path: Path, arrays: Mapping[str, Any], attrs: Mapping[str, Any]) -> str:
+        write_arrays(self._target(path), arrays, attrs)
+        return path.name
+
+    def _target(self, path: Path) -> Path:
+        return path
+
+    def _found(self, path: Path) -> Path:
+        return path
 
 
 def _check_step(step: object, where: str) -> None:

@@ -17,6 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-long", action="store_true", help="run the tests marked long as well")
 
 
+LONG_TIMEOUT_S = 3600
 # Files of few and long tests: begun first, so that no process waits for the other one in the end.
 LONG_FILES = ("test_real_model.py", "test_workflows_quickstart.py", "test_workflows_readme.py")
 
@@ -24,6 +25,9 @@ LONG_FILES = ("test_real_model.py", "test_workflows_quickstart.py", "test_workfl
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
     if config.getoption("--run-long"):
+        for item in items:  # what takes a minute takes many on a busy machine, and is no less true there
+            if item.get_closest_marker("long") or item.get_closest_marker("sampled"):
+                item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
         return
     long = [item for item in items if item.get_closest_marker("long")]
     if long:

@@ -1,4 +1,4 @@
-"""Analyses in processes that die at the n-th change they make to a study.
+"""Analyses and fits in processes that die at the n-th change they make to a study, or at one to some path.
 
 In: tasks (a study, settings, at which change to die). Out: of each the exit code and how many changes it
 came to. A change is whatever the interpreter announces of files being opened for writing, renamed or removed,
@@ -8,6 +8,7 @@ child a task before it has any thread: imports are paid for once.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "shutil
 
 
 def run_all(tasks: list[dict[str, Any]]) -> list[dict[str, int]]:
-    """Each task in turn: `study`, `settings` of the analysis, `die_at` (0: never). `code`, `changes`."""
+    """Each task in turn: `study`, `settings` of the analysis (of a fit of `stores` where they are given),
+    `die_at` (0: never) or `die_on` (a pattern of a path). `code`, `changes`.
+    """
     done = subprocess.run(
         [sys.executable, __file__],
         input=json.dumps(tasks),
@@ -34,7 +37,7 @@ def run_all(tasks: list[dict[str, Any]]) -> list[dict[str, int]]:
 
 
 def _child(task: dict[str, Any], out: int) -> None:
-    from nearline.analyze import AnalyzeSettings, analyze
+    from nearline.analyze import AnalyzeSettings, FitSettings, analyze, fit
 
     folder, count = os.path.realpath(task["study"]), 0
 
@@ -43,13 +46,17 @@ def _child(task: dict[str, Any], out: int) -> None:
         changes = event in _CHANGES or (event == "open" and bool(arguments[2] & _WRITES))
         if not changes or not isinstance(arguments[0], str | os.PathLike):
             return
-        if os.fsdecode(arguments[0]).startswith(folder):
+        path = os.fsdecode(arguments[0])
+        if path.startswith(folder):
             count += 1
-            if count == task["die_at"]:
+            if count == task.get("die_at") or re.search(task.get("die_on", "\0"), path):
                 os._exit(DIED)
 
     sys.addaudithook(watch)
-    analyze(folder, AnalyzeSettings(**task["settings"]))
+    if "stores" in task:
+        fit(folder, task["stores"], FitSettings(**task["settings"]))
+    else:
+        analyze(folder, AnalyzeSettings(**task["settings"]))
     os.write(out, str(count).encode())
     os._exit(0)
 
@@ -71,7 +78,7 @@ def _serve() -> None:
         content = os.read(inside, 64)
         os.close(inside)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        found.append({"code": code, "changes": int(content or task["die_at"])})
+        found.append({"code": code, "changes": int(content or task.get("die_at", 0))})
     print(json.dumps(found))
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from helpers_reports_analyses import ANALYSIS_SETTINGS
+from helpers_reports_costs import MEASURE_SCHEMAS, MEASURE_SETTINGS
 from nearline.analyze.analysis_tables import ANALYSIS_SCHEMAS
 from nearline.analyze.results import SCHEMAS
-from nearline.reports.columns import analysis_of
+from nearline.reports.columns import MEASURE, step_of
 from nearline.reports.results import Results, assemble
 from nearline.store import Study
 
@@ -95,6 +96,7 @@ def surrogate_row(
         "r2_sim_lo": low,
         "r2_sim_hi": high,
         "r2_contribution": r2 + 0.002,
+        "largest_row": 0.01,
         "n_tokens": 15_900,
         "n_groups": 256,
         "n_test_tokens": 15_800,
@@ -225,7 +227,7 @@ SETTINGS = {"alpha": "cv", "folds": 5, "linear_at": LINEAR_AT, "seed": 0}
 
 def arrow(table: str, content: list[dict[str, Any]]) -> pa.Table:
     """The rows with the types that fit and analyze write; a column that no row has is left out."""
-    schema = SCHEMAS[table] if table in SCHEMAS else ANALYSIS_SCHEMAS[table]
+    schema = (SCHEMAS | ANALYSIS_SCHEMAS | MEASURE_SCHEMAS)[table]
     fields = [field for field in schema if not content or field.name in content[0]]
     return pa.Table.from_pylist(content, schema=pa.schema(fields))
 
@@ -234,7 +236,7 @@ def by_step(rows: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
     """Which step writes which of the tables."""
     steps: dict[str, list[str]] = {}
     for table in rows:
-        steps.setdefault(analysis_of(table) or "fit", []).append(table)
+        steps.setdefault(step_of(table), []).append(table)
     return steps
 
 
@@ -246,11 +248,11 @@ def write_study(
         study.write_table(table, arrow(table, content))
     inputs = {str(row["store"]): str(row["digest"]) for row in rows.get("harvest", [])}
     for step, tables in by_step(rows).items():
-        of_fit = SETTINGS if settings is None else settings
+        of_steps = {"fit": SETTINGS if settings is None else settings, MEASURE: MEASURE_SETTINGS}
         study.record_step(
             step,
             inputs=inputs,
-            settings=of_fit if step == "fit" else ANALYSIS_SETTINGS,
+            settings=of_steps.get(step, ANALYSIS_SETTINGS),
             outputs=[f"tables/{table}.parquet" for table in tables],
             facts={"seconds": 1.5},
         )
@@ -265,5 +267,5 @@ def make_results(
     """What `results.read` would give for a study of these rows, without the folder."""
     frames = {table: pl.DataFrame(arrow(table, content)) for table, content in rows.items()}
     asked = ANALYSIS_SETTINGS if analyses is None else analyses
-    steps = {step: asked for step in by_step(rows) if step != "fit"}
+    steps = {step: MEASURE_SETTINGS if step == MEASURE else asked for step in by_step(rows) if step != "fit"}
     return assemble("demo", frames, SETTINGS if settings is None else settings, {"numpy": "2.4.0"}, steps)

@@ -4,7 +4,7 @@ was, what is killed is done again, and the bytes are the same wherever the work 
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from helpers_deaths import DIED, run_all
 from helpers_planted import MIXTURE, PURE_TOKEN, planted, planted_store
 from helpers_store import tree, write_all
-from nearline.analyze import AnalyzeSettings, FitSettings, fit
+from nearline.analyze import AnalyzeSettings, FitSettings, fit, fit_is_current
 from nearline.analyze.analysis_tables import ANALYSIS_SCHEMAS
 from nearline.analyze.analyze import analyses_are_current, analyze_steps
 from nearline.analyze.analyze_settings import ANALYSES, ANALYSIS_FIELDS
@@ -249,9 +249,9 @@ def test_the_bytes_are_the_same_wherever_the_work_ran(
     small: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     found: dict[str, dict[str, bytes]] = {}
-    places = [("threads", 1), ("threads", 3), ("local", 2)]
+    places = [("threads", 3), ("local", 2)]
     if request.config.getoption("--run-long"):
-        places.append(("local", 3))
+        places += [("threads", 1), ("local", 3)]
     for scheduler, workers in places:
         study = shutil.copytree(small, tmp_path / f"{scheduler} {workers}") / "study"
         assert set(again(study, scheduler=scheduler, workers=workers).values()) == {"done"}
@@ -270,21 +270,59 @@ def test_a_killed_analysis_is_done_again(small: Path, tmp_path: Path, request: p
     def copy(name: str) -> str:
         return str(shutil.copytree(small, tmp_path / name) / "study")
 
-    def task(study: str, die_at: int = 0) -> dict[str, Any]:
-        return {"study": study, "settings": settings, "die_at": die_at}
+    def task(study: str, **more: Any) -> dict[str, Any]:
+        return {"study": study, "settings": settings, **more}
 
-    (undisturbed,) = run_all([task(copy("whole"))])
+    def killed(deaths: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        tasks = []
+        for death in deaths:
+            study = copy(f"killed {death}")
+            tasks += [task(study, **death), task(study)]
+        return tasks
+
+    # When gates are written aside, and when the last table is put in place.
+    deaths: list[dict[str, Any]] = [{"die_on": "gates.zarr"}, {"die_on": r"regression_terms\.parquet$"}]
+    undisturbed, *outcomes = run_all([task(copy("whole")), *killed(deaths)])
     assert undisturbed["code"] == 0
     n_changes, whole = undisturbed["changes"], tree(tmp_path / "whole" / "study")
     assert n_changes > 60
-    long = request.config.getoption("--run-long")
-    at = [*range(1, n_changes, n_changes // 40), n_changes] if long else [n_changes // 2, n_changes - 20]
-    tasks = []
-    for point in at:
-        study = copy(f"killed {point}")
-        tasks += [task(study, point), task(study)]
-    outcomes = run_all(tasks)
-    assert [one["code"] for one in outcomes] == [DIED, 0] * len(at)
-    for point in at:
-        assert tree(tmp_path / f"killed {point}" / "study") == whole, point
-    print(f"killed at {len(at)} of {n_changes} changes: the same bytes each time")
+    if request.config.getoption("--run-long"):
+        points = [{"die_at": at} for at in (*range(1, n_changes, n_changes // 40), n_changes)]
+        outcomes += run_all(killed(points))
+        deaths += points
+    assert [one["code"] for one in outcomes] == [DIED, 0] * len(deaths)
+    for death in deaths:
+        assert tree(tmp_path / f"killed {death}" / "study") == whole, death
+    print(f"killed at {len(deaths)} of {n_changes} changes: the same bytes each time")
+
+
+def test_a_killed_fit_leaves_the_one_before(analysed: Path, tmp_path: Path) -> None:
+    """Of all layers, or of a fit that an analysis makes: killed when the second layer is written."""
+    study = shutil.copytree(analysed, tmp_path / "copy") / "study"
+    paths = {name: study.parent / name for name in ("one", "two")}
+    before = tree(study)
+    other: dict[str, Any] = {"folds": 3, "alphas": [1e-3], "examples": 1}
+    named = {"only": ["nofly"], "layers": "0-1", "workers": 1}
+    fitted = shutil.copytree(analysed, tmp_path / "named") / "study"
+    for name in ("nofly", "fit@one", "fit@two", "fit@pooled"):
+        if name in Study.open(fitted).provenance():
+            Study.open(fitted).drop_step(name)
+    without = tree(fitted)
+    stores = {name: str(path) for name, path in paths.items()}
+    outcomes = run_all(
+        [
+            {"study": str(study), "stores": stores, "settings": other, "die_on": "need/layer=01"},
+            {"study": str(fitted), "settings": named, "die_on": "need@pooled/layer=01"},
+        ]
+    )
+    assert [one["code"] for one in outcomes] == [DIED, DIED]
+    for folder, was in ((study, before), (fitted, without)):
+        left = set(tree(folder)) - set(was)
+        assert any("layer=00" in name for name in left)  # it had results when it died
+        assert {name: content for name, content in tree(folder).items() if name not in left} == was
+    assert fit_is_current(study, paths, FIT)
+    assert analyses_are_current(study, quick())
+    fit(study, paths, FIT)
+    assert tree(study) == before
+    fit(fitted, {name: fitted.parent / name for name in paths}, FIT)
+    assert tree(fitted) == without

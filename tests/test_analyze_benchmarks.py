@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import bench_analyze
 import bench_fit
 
-ANALYSED = {"n": 2400, "d": 12, "n_layers": 1, "block": 160, "length": 16, "vocabulary": 30}
+ANALYSED: dict[str, Any] = {"n": 2400, "d": 12, "n_layers": 1, "block": 160, "length": 16, "vocabulary": 30}
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ ANALYSED = {"n": 2400, "d": 12, "n_layers": 1, "block": 160, "length": 16, "voca
     [
         (bench_fit.fit_vs_gridsearch, {"d": 16, "n": 1600, "block": 160}),
         (bench_fit.fit_vs_floor, {"d": 16, "n": 1600, "block": 160}),
-        (bench_fit.peak_memory, {"d": 16, "n": 1600, "block": 160}),
-        (bench_analyze.analyses, ANALYSED),
-        (bench_analyze.peak_memory, ANALYSED),
+        (bench_fit.peak_memory, {"d": 16, "n": 800, "block": 160, "most": 1}),
+        (bench_analyze.analyses, ANALYSED | {"flat": (1200, 1, 12)}),
+        (bench_analyze.peak_memory, ANALYSED | {"n": 1200, "most": 1}),
     ],
 )
-def test_benchmarks_give_rows(benchmark: object, sizes: dict[str, int]) -> None:
+def test_benchmarks_give_rows(benchmark: object, sizes: dict[str, Any]) -> None:
     rows = benchmark(**sizes)  # type: ignore[operator]
     assert rows
     for row in rows:

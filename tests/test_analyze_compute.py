@@ -608,16 +608,12 @@ def test_directives_of_a_flag_are_split_before_dashes() -> None:
     assert settings.slurm_directives == ("--gres=gpu:1", "--nodelist=a,b", "--nice=10")
 
 
-def test_distributed_is_loaded_where_it_is_used_and_missed_with_a_hint() -> None:
-    program = (
-        "import sys\n"
-        "import nearline.analyze.compute as compute, nearline.analyze.fit\n"
-        "assert 'distributed' not in sys.modules\n"
-        "sys.modules['distributed'] = None\n"
-        "from nearline.analyze.compute_settings import ComputeSettings\n"
-        "with compute.session(ComputeSettings(scheduler='local')) as workers:\n"
-        "    workers.map(print, None, [1], print, 'test')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "EnvironmentFault" in done.stderr
-    assert "pip install 'nearline[cluster]'" in done.stderr
+def test_distributed_is_missed_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is loaded only where it is used is in test_imports."""
+    monkeypatch.delitem(sys.modules, "nearline.analyze.compute_cluster")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(EnvironmentFault, match=r"pip install 'nearline\[cluster\]'"),
+        session(ComputeSettings(scheduler="local")) as workers,
+    ):
+        workers.map(pid_of, None, ITEMS, lambda _, pid: pid, "test")

@@ -15,12 +15,14 @@ from nearline.analyze.layers import layer_source
 from nearline.analyze.needs import COLUMNS
 from nearline.analyze.population import FIT, TEST, fold_of_documents, load_population
 from nearline.analyze.results import SCHEMAS
+from nearline.analyze.summaries import largest_share
 from nearline.reports.report import report_is_current
 from nearline.store import EnvironmentFault, NearlineError, Reader, StoreNotSealed, Study, UsageError
 from sklearn.linear_model import Ridge
 
 # Needs are float32 numbers of a float32 surrogate; the refit by hand is float64 throughout.
 NEED_TOLERANCE = 2e-3
+ROUNDED = 1e-5  # of float32 norms
 # Products of correlated features are a little linear: the planted share is not exact.
 PLANTED_TOLERANCE = 0.03
 SETTINGS = FitSettings(examples=3, histogram_bins=8)
@@ -127,6 +129,17 @@ def test_every_table_has_its_columns_and_rows(study: Study) -> None:
     assert harvest["n_fit"] + harvest["n_gate"] + harvest["n_test"] == harvest["n_tokens"] == 2500
     assert harvest["ppl_test_lo"] < harvest["ppl_test"] < harvest["ppl_test_hi"]
     assert harvest["sample"].startswith("<bos>")
+
+
+def test_the_share_of_the_largest_row_is_told(store: Path, study: Study) -> None:
+    for row in study.table("surrogates").to_pylist():
+        rows = body_rows(store, row["layer"])
+        y = rows["y"][(rows["split"] == TEST) & rows["body"]].astype(np.float64)
+        mean = study.surrogates()["mean_y"].sel(layer=row["layer"]).values
+        squares = ((y - mean) ** 2).sum(axis=1)
+        assert row["largest_row"] == pytest.approx(squares.max() / squares.sum(), rel=ROUNDED)
+    assert largest_share(np.array([3.0, 1.0, np.sqrt(6.0)], np.float32)) == pytest.approx(9 / 16)
+    assert np.isnan(largest_share(np.zeros(3, np.float32)))
 
 
 def test_examples_are_the_extremes_with_their_context(store: Path, study: Study) -> None:

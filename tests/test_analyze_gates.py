@@ -20,10 +20,10 @@ from nearline.analyze.gate_arrays import gate_arrays
 from nearline.analyze.gate_features import FEATURES, choose_features, random_scores, type_means
 from nearline.analyze.gate_fit import Rules
 from nearline.analyze.gate_layer import GateTask, LayerGates, LayerItem, layer_gates
-from nearline.analyze.gate_tables import compare, gate_table, nested_verdict, one_family
+from nearline.analyze.gate_tables import compare, gate_table, nested_verdict
 from nearline.analyze.gates import gate_folds, label_row, layer_item, shared_task
 from nearline.analyze.gathering import gather
-from nearline.analyze.intervals import ratios
+from nearline.analyze.intervals import ratios, stack
 from nearline.store import Reader, Study, UsageError
 from scipy.special import expit, ndtr
 from sklearn.linear_model import LogisticRegression
@@ -474,7 +474,7 @@ def test_a_need_that_is_missing_everywhere_goes_through(work: tuple[GateTask, La
 def test_families_of_other_groups_keep_each_items_own_spread() -> None:
     rng = np.random.default_rng(0)
     parts = [ratios(rng.random((n, 1)), np.ones((n, 1))) for n in (30, 40)]
-    joined = one_family([*parts, ratios(np.zeros((0, 1)), np.zeros((0, 1)))])
+    joined = stack([*parts, ratios(np.zeros((0, 1)), np.zeros((0, 1)))])
     for index, part in enumerate(parts):
         assert joined.standard_error[index] == pytest.approx(part.standard_error[0])
         assert joined.n_effective[index] == part.n_effective[0]

@@ -170,9 +170,12 @@ def test_named_fits_go_with_the_main_fit_they_stand_beside(
     study = fit(tmp_path / "study", stores, SETTINGS)
     make(gather(study, AnalyzeSettings()), ["other"])
     needs = study.need_path(0, "main", surrogate="other")
+    # As a process of before leaves it that died before its record.
+    study.write_need(1, "main", study.need(1, "main"), surrogate="dead")
     fit(study.path, stores, SETTINGS.model_copy(update={"examples": 2}))
     assert "fit@other" in study.provenance()
     assert needs.exists()
+    assert not (study.path / "tokens" / "need@dead").exists()
     fit(study.path, stores, SETTINGS.model_copy(update={"alphas": (1e-2,)}))
     assert list(study.provenance()) == ["fit"]
     assert not needs.parent.parent.exists()

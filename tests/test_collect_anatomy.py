@@ -194,7 +194,7 @@ def test_site_table_names_modules_that_exist(family: str) -> None:
     found = anatomy(tiny_model(family)[0])
     rows = sites_table(found)
     names = [row["site"] for row in rows if row["site"] != "position_embedding"]
-    assert names == ["embedding", "residual", "mlp_input", "mlp_output"]
+    assert names == ["embedding", "residual", "mlp_input", "mlp_output", "mlp_output_grad"]
     assert ("position_embedding" in {row["site"] for row in rows}) == (family == "gpt2")
     for row in rows:
         assert {"site", "stored", "layers", "module", "meaning", "shape"} <= set(row)

@@ -11,6 +11,7 @@ from helpers_models import tiny_model, tiny_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import bench_collect
+import bench_measure
 import cuda_check
 
 
@@ -35,6 +36,15 @@ def test_the_benchmark_gives_its_rows(tmp_path: Path) -> None:
         corpus=f"jsonl:{tmp_path / 'corpus.jsonl'}",
         layers="0-1",
         folds=2,
+    )
+    assert [row["value"] > 0 for row in rows[-3:]] == [True] * 3
+    rows += bench_measure.rows(
+        str(tmp_path / "model"),
+        ("float32",),
+        n_tokens=60,
+        rounds=1,
+        threads=1,
+        corpus=f"jsonl:{tmp_path / 'corpus.jsonl'}",
     )
     assert [row["value"] > 0 for row in rows[-3:]] == [True] * 3
     assert all(set(row) == {"name", "value", "unit", "reach", "note"} for row in rows)

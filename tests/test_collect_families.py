@@ -58,7 +58,7 @@ def test_the_proof_accepts_every_family(family: str) -> None:
     assert within(prove(anatomy(tiny_model(family)[0]), sequences()))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", NEW_FAMILIES)
 def test_the_proof_accepts_every_family_in_16_bits(family: str, dtype: torch.dtype) -> None:
     found = anatomy(tiny_model(family, dtype=dtype)[0])
@@ -200,7 +200,7 @@ FAULTS: list[tuple[Callable[[Anatomy], Anatomy], tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("family", "plant", "what"),
     [(family, plant, what) for plant, families, what in FAULTS for family in families],

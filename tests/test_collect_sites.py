@@ -194,7 +194,13 @@ def test_the_arithmetic_counts_what_a_buffer_holds(sites: str) -> None:
         ("embedding, residual", ("residual", "embedding")),
         (["mlp_input", "residual", "residual"], ("residual", "mlp_input")),
         ("mlp_input", ("mlp_input",)),
-        ("all", ("residual", "mlp_output", "mlp_input", "embedding")),
+        ("all", ("residual", "mlp_output", "mlp_input", "mlp_output_grad", "embedding")),
+        ("+mlp_output_grad", ("residual", "mlp_output", "mlp_output_grad", "embedding")),
+        (
+            "+mlp_input,+mlp_output_grad",
+            ("residual", "mlp_output", "mlp_input", "mlp_output_grad", "embedding"),
+        ),
+        (["+residual"], ("residual", "mlp_output", "embedding")),
     ],
 )
 def test_a_choice_in_any_order(given: Any, chosen: tuple[str, ...]) -> None:
@@ -210,9 +216,9 @@ def test_a_choice_in_any_order(given: Any, chosen: tuple[str, ...]) -> None:
         ("residual,mlp_outputs", "no site 'mlp_outputs'; did you mean 'mlp_output'"),
         (
             "attention",
-            "no site 'attention'; .* Sites to store: embedding, residual, mlp_output, mlp_input, or",
+            "no site 'attention'; .* Sites to store: embedding, residual, mlp_output, mlp_input, mlp_output",
         ),
-        ("mlp_output_grad", "no site 'mlp_output_grad'"),
+        ("+mlp_output_gradient", "no site 'mlp_output_gradient'; did you mean 'mlp_output_grad'"),
         ("", "no site ''"),
         ([], "at least one of residual"),
         ([3], "sites"),

@@ -129,7 +129,7 @@ def assert_same_parts(got: Anatomy, wanted: Anatomy, but: tuple[str, ...] = ()) 
         assert torch.equal(got.positions, wanted.positions)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", [*FAMILIES, *NEW_FAMILIES])
 def test_a_trace_finds_captures_and_proves_what_the_row_says(family: str, dtype: torch.dtype) -> None:
     model, _ = tiny_model(family, dtype=dtype)

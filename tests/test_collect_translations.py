@@ -137,7 +137,8 @@ def test_the_rows_have_what_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     found: Anatomy = anatomy(tiny_model("gemma2")[0])
     rows = sites_table(found)
     assert all({*LIBRARIES, "note"} <= set(row) for row in rows)
-    assert [row["stored"] for row in rows] == ["by default", "by default", "with --sites", "by default"]
+    stored = ["by default", "by default", "with --sites", "by default", "with --sites"]
+    assert [row["stored"] for row in rows] == stored
     show.sites(rows, as_json=True)
     assert '"transformer_bridge": "blocks.i.mlp.hook_out"' in capsys.readouterr().out
 

@@ -37,7 +37,9 @@ from nearline.reports import (
     verdicts,
     which_section,
 )
-from nearline.reports.columns import ANALYSIS_TABLES, OPTIONAL
+from nearline.reports.columns import ANALYSIS_TABLES
+from nearline.reports.columns import OPTIONAL as ALL_OPTIONAL
+from nearline.reports.cost_columns import COST_COLUMNS
 from nearline.reports.results import Results, read
 from nearline.store import DamageError, Study, UsageError
 
@@ -52,6 +54,8 @@ FIGURES = {
 }
 BEFORE = {"r2", "need", "shares", "skew", "histograms"}
 LINE = "Not run on this study"
+# Those of a measurement have tests of their own.
+OPTIONAL = {name: columns for name, columns in ALL_OPTIONAL.items() if name not in COST_COLUMNS}
 
 
 def everything(stores: tuple[str, ...] = STORES, n_layers: int = 4, **more: Any) -> Rows:

@@ -129,6 +129,19 @@ def test_each_verdict_is_worded_where_it_is_given(verdict: str) -> None:
     assert findings.MEANING[verdict] in html.unescape(document)
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_layer_that_is_about_one_token_is_named() -> None:
+    rows = make_tables(("a", "b"), n_layers=3)
+    for row in rows["surrogates"]:
+        row["largest_row"] = {("a", 1): 0.974, ("a", 2): 0.5, ("b", 0): None}.get(
+            (str(row["store"]), int(str(row["layer"])))
+        )
+    document = html.unescape(page.render(make_results(rows)))
+    assert document.count("One test token carries more than half") == 1
+    assert "in layer 1 (97.4\N{NO-BREAK SPACE}%): there R² and error speak of that token" in document
+    assert "97.4" in table(document, "table-surrogates")
+
+
 def test_constants_are_those_of_the_statistics() -> None:
     from nearline.analyze.intervals import LEVEL, MIN_GROUPS
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 from nearline.analyze.settings import FitSettings
+from nearline.collect.measure_settings import MeasureSettings
 from nearline.collect.settings import HarvestSettings, parse
 from nearline.store import UsageError
 from nearline.workflows.flags import flags_of, given, read_toml
 
 
-@pytest.mark.parametrize("settings", [HarvestSettings, FitSettings])
+@pytest.mark.parametrize("settings", [HarvestSettings, FitSettings, MeasureSettings])
 def test_every_setting_is_a_flag_and_none_is_given_by_default(settings: type) -> None:
     flags = flags_of(settings)
     assert set(flags.model_fields) == set(settings.model_fields)

@@ -105,6 +105,16 @@ MISTAKES: list[tuple[str, list[str], int, list[str]]] = [
     ),
     ("quickstart of no tokens", ["quickstart", "out", "--tokens", "0"], 2, ["tokens=0: input should be"]),
     ("quickstart of one token", ["quickstart", "out", "--tokens", "1"], 2, ["quickstart takes 6000 or more"]),
+    ("measure of no study", ["measure", "full"], 2, ["full is not a study"]),
+    ("measure of no folder", ["measure", "st/mine"], 2 + 1, ["`nearline fit st/mine STORE`"]),
+    ("measure with a slip", ["measure", "full", "--share", "0.5"], 2, ["--share", "--shares"]),
+    ("measure at a share of all", ["measure", "full", "--shares", "1"], 2, ["shares"]),
+    ("measure of no set", ["measure", "full", "--compound", "best"], 2, ["'best'", "cheapest@5"]),
+    ("measure on a URL", ["measure", "s3://bucket/study"], 2, ["not behind a URL"]),
+    ("export of no layers", ["export", "full", "out"], 2, ["--layers"]),
+    ("export of layers that are none", ["export", "full", "out", "--layers", "x"], 2, ["layers='x'"]),
+    ("export of no study", ["export", "full", "out", "--layers", "all"], 2, ["full is not a study"]),
+    ("export to a URL", ["export", "full", "s3://b/x", "--layers", "2"], 2, ["not behind a URL"]),
     ("sites of an unknown model", ["sites", "./no-model"], 2, ["no-model"]),
 ]
 

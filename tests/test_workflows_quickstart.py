@@ -10,7 +10,7 @@ import pytest
 from nearline.analyze.analyze_settings import ANALYSES
 from nearline.collect.bundled_models import BUNDLED
 from nearline.store import Reader, Study, UsageError
-from nearline.workflows.quickstart import CORPORA, LEAST_TOKENS, quickstart
+from nearline.workflows.quickstart import CORPORA, LEAST_TOKENS, SWEEP, quickstart
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
@@ -57,6 +57,20 @@ def test_every_analysis_is_done_for_every_pair_of_corpora(out: Path) -> None:
         assert max(study.table("decomposition")["identity_error"].to_pylist()) < ROUNDING
 
 
+def test_the_model_is_visited_again(out: Path) -> None:
+    """One store, some layers, the gate beside chance at the same share: as the report shows it."""
+    study = Study.open(out / "studies" / MODELS[0])
+    rows = study.table("interventions").to_pylist()
+    alone = {(row["name"], row["layer"]) for row in rows if row["chosen"] == "one"}
+    assert alone == {(name, layer) for name in SWEEP["interventions"] for layer in (1, 4)}
+    assert {row["store"] for row in rows} == {f"{MODELS[0]}-{CORPORA[0].partition(':')[2]}"}
+    assert all(row["linear_share"] == 1.0 for row in rows if row["name"] == "linear")
+    assert all(row["delta_lo"] <= row["delta_nats"] <= row["delta_hi"] for row in rows)
+    page = (out / "studies" / MODELS[0] / "report.html").read_text(encoding="utf-8")
+    for figure in ("costs", "routers", "pareto", "sets", "losses"):
+        assert f'id="figure-{figure}"' in page
+
+
 def test_the_tables_of_a_study_as_markdown(out: Path) -> None:
     """What `benchmarks/smollm2_study.py` prints of the model that it takes minutes to run."""
     page = tables(Study.open(out / "studies" / MODELS[0]))
@@ -101,9 +115,9 @@ def test_a_rerun_has_nothing_to_do_and_loads_no_torch(out: Path, tmp_path: Path)
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert result.stdout.strip().splitlines()[-1] == "False"
-    steps = ("collect", "fit", "analyze", "report")
+    steps = ("collect", "fit", "analyze", "measure", "report")
     states = [line.split()[-1] for line in result.stdout.splitlines() if line.startswith(steps)]
-    assert states.count("current") == (len(CORPORA) + 3) * len(MODELS)
+    assert states.count("current") == (len(CORPORA) + 4) * len(MODELS)
 
 
 def test_other_settings_never_replace_a_store(out: Path) -> None:

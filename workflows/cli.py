@@ -21,11 +21,15 @@ from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
 from ..store import NearlineError
 from ..store.names import printable
 from ..store.settings import first_problem
-from . import commands_stores, commands_studies
-from .app import AnalyzeFlags, CollectFlags, FitFlags, app
+from . import commands_models, commands_stores, commands_studies
+from .app import AnalyzeFlags, CollectFlags, FitFlags, MeasureFlags, app
 
 EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_BUG, EXIT_INTERRUPTED = 2, 4, 70, 130
-COMMANDS = (commands_stores, commands_studies)  # importing a module of commands registers them
+COMMANDS = (
+    commands_stores,
+    commands_studies,
+    commands_models,
+)  # importing a module of commands registers them
 _ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE)
 
 
@@ -67,7 +71,8 @@ def run(arguments: list[str]) -> int:
 def _sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments; a value that its setting refuses is described by the setting."""
     cause = error.__cause__
-    fields = {**CollectFlags.model_fields, **FitFlags.model_fields, **AnalyzeFlags.model_fields}
+    flags = (CollectFlags, FitFlags, AnalyzeFlags, MeasureFlags)
+    fields = {name: field for one in flags for name, field in one.model_fields.items()}
     if isinstance(error, UnknownCommandError):
         return _unknown_command(error)
     if isinstance(error, UnusedCliTokensError):

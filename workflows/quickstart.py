@@ -1,8 +1,9 @@
 """The main job on what every installation has: both bundled models, built-in English, from nothing to a
 report.
 
-In: an output folder. Out: per model one store per corpus, one study with all analyses and one report. What
-is there and current is not done again, and then torch is never loaded. Cost: under two minutes on two cores.
+In: an output folder. Out: per model one store per corpus, one study with all analyses and a small measurement
+on the live model, and one report. What is there and current is not done again, and then torch is never
+loaded. Cost: under two minutes on two cores.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from ..analyze.analyze import analyses_are_current, analyze
 from ..analyze.fit import fit, fit_is_current
 from ..analyze.settings import FitSettings
 from ..collect.bundled_models import BUNDLED, bundled_path
+from ..collect.measure_request import measure_is_current
+from ..collect.measure_settings import MeasureSettings
 from ..collect.settings import HarvestSettings, parse
 from ..reports.report import PAGE, report, report_is_current
 from ..store import Progress, UsageError, silent
@@ -23,6 +26,13 @@ from .steps import Step, file_digest, key_of, store_step
 CORPORA = ("docs:stdlib", "docs:python", "docs:scientific")
 TOKENS = 30_000
 KEEP = "1/4"  # of the sequences: as many rows come from four times as many documents, which intervals go by
+SWEEP = {  # two layers of one store, each by itself and both together
+    "layers": "1,4",
+    "interventions": ("linear", "gated@input:0.5", "random@0.5"),
+    "draws": 1,
+    "compound": ("cheapest@2",),
+    "noise_floor": False,
+}
 LEAST_TOKENS = 6_000  # with fewer rows some store has too few groups of documents for the folds of a fit
 
 
@@ -37,7 +47,7 @@ class Quickstart:
 def quickstart(
     out: Path, progress: Progress = silent, *, tokens: int | None = None, models: Sequence[str] = BUNDLED
 ) -> Quickstart:
-    """Collect, fit, analyse and report the bundled models.
+    """Collect, fit, analyse, measure and report the bundled models.
 
     `out` holds `stores/`, `studies/` and a record per store; `tokens` are rows per store.
     """
@@ -61,6 +71,7 @@ def quickstart(
                 lambda study=study: analyze(study, progress=progress),
             )
         )
+        steps.append(_measure(model, study, stores[0].name, progress))
         steps.append(
             _step(
                 f"report {model}",
@@ -99,6 +110,18 @@ def _collect(out: Path, model: str, corpus: str, tokens: int, progress: Progress
 
     steps.append(store_step(f"collect {store.name}", store, out / "records", key, run))
     return store
+
+
+def _measure(model: str, study: Path, store: str, progress: Progress) -> Step:
+    settings = MeasureSettings(model=model, stores=(store,), **SWEEP)
+
+    def run() -> None:
+        # Imported here: a rerun with nothing to do must not load torch.
+        from ..collect.measuring import measure
+
+        measure(study, settings, progress)
+
+    return _step(f"measure {model}", lambda: measure_is_current(study, settings), run)
 
 
 def _step(name: str, is_current: Callable[[], bool], run: Callable[[], Any]) -> Step:

@@ -31,6 +31,7 @@ from nearline.collect.loop import run_blocks
 from nearline.collect.models import LoadedModel
 from nearline.collect.nll import token_nll
 from nearline.collect.preparing import Prepared, prepare
+from nearline.collect.proving import Proved
 from nearline.collect.rows import block_batches, block_columns
 from nearline.collect.stopping import Watch
 from nearline.collect.tokenise import tokenise
@@ -63,7 +64,9 @@ def moments_rows(
     with evaluating(loaded.model, threads), tempfile.TemporaryDirectory() as folder:
         there = Path(folder)
         ready, summing = _prepare(loaded, rows, there), _prepare(loaded, sums, there)
-        writers = [begin(Claim(there / f"{turn}"), ready, loaded, rows, {}) for turn in range(repeats)]
+        writers = [
+            begin(Claim(there / f"{turn}"), ready, loaded, rows, Proved({})) for turn in range(repeats)
+        ]
         attributes = attributes_of(summing, loaded, sums, {})
 
         def moments(turn: int) -> float:
@@ -142,7 +145,7 @@ def _dtype_rows(
     with evaluating(loaded.model, threads), tempfile.TemporaryDirectory() as folder:
         prepared = _prepare(loaded, settings, Path(folder))
         claims = [Claim(Path(folder) / f"{turn}") for turn in range(repeats)]
-        writers = [begin(claim, prepared, loaded, settings, {}) for claim in claims]
+        writers = [begin(claim, prepared, loaded, settings, Proved({})) for claim in claims]
         sides: dict[str, Callable[[int], float]] = {
             "bare": lambda _: _bare(prepared, losses=True),
             "collect": lambda turn: _collect(prepared, writers[turn]),

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bench_analyze
 import bench_collect
 import bench_fit
+import bench_measure
 import bench_share
 import bench_store
 import bench_verify
@@ -28,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
     "fit": bench_fit.rows,
     "analyze": bench_analyze.rows,
     "collect": bench_collect.rows,
+    "measure": bench_measure.rows,
 }
 
 

@@ -1,0 +1,89 @@
+"""What the losses of a measurement show, in sentences, and pairs of needs in the order shown.
+
+In: the tables `losses`, `kl_loss`, `need_agreement`, `estimate` and `noise_floor`. Out: plain text, frames. A
+sentence says no more than the verdicts of its rows. Cost: nothing to speak of.
+"""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from . import findings, text, verdicts
+from .multiples import Panel, domain_of
+from .results import Results
+
+NOISE = (
+    "The same layers were measured in a finer dtype too. Where half of the tokens move by more than the "
+    "median |δ| from rounding alone, δ cannot say which tokens are easy, and verdicts on such labels are "
+    "refused."
+)
+
+
+def loss_finding(results: Results) -> str:
+    """How often linearising helps, and how few tokens carry the cost."""
+    rows = results.tables["losses"].filter(pl.col("need") == "loss")
+    better = findings.ranges(results, rows, "share_negative", text.percent)
+    if not better:
+        return "δ of test tokens"
+    return f"The linear map predicts better than the MLP on {better} of tokens"
+
+
+def kl_finding(results: Results) -> str:
+    """Where targets cost more than the model expects, and how much of δ could be known without the target."""
+    rows = results.tables["kl_loss"]
+    known = findings.ranges(results, rows, "r2", text.number)
+    said = f"δ is on average above what the model itself expects {verdicts.by_store(results, rows)}"
+    return said + (f"; R² of δ on KL is {known}" if known else "")
+
+
+def pairs(results: Results) -> list[tuple[str, str, pl.DataFrame]]:
+    """Pairs of needs with their rows: those with δ first."""
+    frame = results.tables["need_agreement"]
+    named = frame.select("need_a", "need_b").unique(maintain_order=True).rows()
+    ranked = sorted(named, key=lambda pair: ("loss" not in pair, "error" not in pair))
+    return [
+        (one, other, frame.filter((pl.col("need_a") == one) & (pl.col("need_b") == other)))
+        for one, other in ranked
+    ]
+
+
+def opening(results: Results) -> str:
+    """Whether the need that costs no second visit orders tokens as the loss does."""
+    for one, other, rows in pairs(results):
+        if {one, other} == {"error", "loss"}:
+            ends = findings.ranges(results, rows, "spearman", text.number)
+            said = f"The rank correlation of error and loss (δ) is above 0 {verdicts.by_store(results, rows)}"
+            return said + (f"; it is {ends}" if ends else "")
+    return ""
+
+
+def agreement_finding(results: Results) -> str:
+    """The opening's sentence, or that of the first pair."""
+    if said := opening(results):
+        return said
+    one, other, rows = pairs(results)[0]
+    ends = findings.ranges(results, rows, "spearman", text.number)
+    named = f"{findings.need_name(one)} and {findings.need_name(other)}"
+    said = f"The rank correlation of {named} is above 0 {verdicts.by_store(results, rows)}"
+    return said + (f"; it is {ends}" if ends else "")
+
+
+def estimate_finding(results: Results) -> str:
+    rows = results.tables["estimate"]
+    ends = findings.ranges(results, rows, "spearman", text.number)
+    found = verdicts.by_store(results, rows)
+    said = f"The rank correlation of loss_estimate and exact patches is above 0 {found}"
+    return said + (f"; it is {ends}" if ends else "")
+
+
+def noise_finding(results: Results) -> str:
+    """In how many layers rounding leaves the labels usable."""
+    rows = results.tables["noise_floor"]
+    usable, n = rows.filter(pl.col("labels_usable")).height, rows.height
+    cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
+    coarse = text.listing([text.name(one, 16) for one in rows["dtype"].unique(maintain_order=True).to_list()])
+    return f"Computed in {coarse}, δ stands above its rounding in {usable} of {n} {cases}"
+
+
+def correlations(panels: Sequence[Panel]) -> tuple[float, float]:
+    return domain_of(panels, (-1.0, 1.0), show=(0.0, 0.5), step=0.25)
