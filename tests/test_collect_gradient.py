@@ -104,11 +104,11 @@ def slow_gradient(
 # ---- what it is
 
 
-@pytest.mark.parametrize("family", list(MLPS))
 def _ignore(site: str, layer: int, tensor: torch.Tensor) -> None:
     """Looks at nothing."""
 
 
+@pytest.mark.parametrize("family", list(MLPS))
 def test_each_layer_is_what_autograd_gives_for_that_layer_alone(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)[0]
     path = gradient_store(tmp_path / "store", model=model, storage_dtype="float32")

@@ -22,7 +22,6 @@ from typing import Any, Literal
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
-import scipy.linalg
 from bench_fit import PRINT_PEAK_KIB
 from bench_fit import _cpu_seconds as cpu_seconds
 from bench_fit import _row as row
@@ -36,6 +35,7 @@ from nearline.analyze.partition import SAMPLE_ROWS
 from nearline.analyze.parts import parts_source
 from nearline.analyze.population import GATE, TEST
 from nearline.store import Reader, Study, encode
+from scipy.linalg import eigh
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import GroupKFold
@@ -198,7 +198,7 @@ def _rates(reader: Reader) -> tuple[float, float, float, float]:
     both = best(lambda: [source.inputs(block) for block in blocks])
     output = best(lambda: [reader.rows("mlp_output", reader.layers[0], block, block + 1) for block in blocks])
     product = best(lambda: [many.T @ many.copy() for _ in range(4)]) / 4
-    eigen = best(lambda: scipy.linalg.eigh(scatter, driver="evd", check_finite=False))
+    eigen = best(lambda: eigh(scatter, driver="evd", check_finite=False))
     return both / counted, max(both - output, 0.0) / counted, product / (2 * BUFFER_ROWS * d * d), eigen
 
 
