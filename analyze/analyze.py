@@ -31,6 +31,7 @@ from .gathering import (
     gather,
 )
 from .needs import NEEDS
+from .noise_floor import LOSS
 from .population import FIT, GATE
 
 COMPUTED_WITH: Final = ("nearline", "numpy", "scipy", "scikit-learn", "pyarrow", "polars", "dask")
@@ -249,4 +250,7 @@ def _fit_files(evidence: Evidence, analysis: Analysis, layers: Sequence[int]) ->
         for path, found in (evidence.need_files(layer, store) if columns else {}).items()
         if columns & set(found)
     ]
-    return [*rows, *needs, *([SURROGATES] if analysis.reads_surrogates else [])]
+    # Where verdicts on labels made of `loss` are refused.
+    floor = study.table_path("noise_floor") if analysis.reads_needs and LOSS in evidence.needs else None
+    noise = [floor.relative_to(study.path).as_posix()] if floor is not None and floor.exists() else []
+    return [*rows, *needs, *noise, *([SURROGATES] if analysis.reads_surrogates else [])]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator
 
-from ..store.settings import parse_layers, parse_settings
+from ..store.settings import layers_as_text, parse_layers, parse_settings
 from .compute_settings import ComputeSettings
 
 # In the order in which they run: an analysis uses what those before it wrote.
@@ -112,9 +112,7 @@ class AnalyzeSettings(ComputeSettings):
     @field_validator("layers", mode="before")
     @classmethod
     def _write_layers(cls, layers: object) -> object:
-        if isinstance(layers, (list, tuple)):
-            return ",".join(str(layer) for layer in layers)
-        return str(layers) if isinstance(layers, int) else layers
+        return layers_as_text(layers)
 
     @field_validator("layers")
     @classmethod

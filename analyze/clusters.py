@@ -21,6 +21,7 @@ from .evidence import Evidence, StoreRows
 from .influences import holm, intervals, p_values, verdict_above
 from .intervals import Estimates, critical_value, ratios, share_bounds, stack
 from .labels import easy_cut
+from .noise_floor import above_noise
 from .partition import assign, fit_partition, working_bytes
 from .population import FIT, GATE
 from .results import to_table
@@ -74,7 +75,7 @@ def run(evidence: Evidence, session: Session) -> list[str]:
         workers=max(1, settings.memory_limit_bytes // working_bytes(fitted.reader, settings.components)),
     )
     table = to_table("clusters", _rows(evidence, dict(zip(evidence.layers, scored, strict=True))))
-    return [evidence.study.write_table("clusters", table)]
+    return [evidence.study.write_table("clusters", above_noise(table, evidence.study, evidence.fit_on))]
 
 
 def find_clusters(work: Work, layer: int) -> Found:

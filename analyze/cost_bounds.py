@@ -83,14 +83,3 @@ def combine(parts: Sequence[Estimates], weights: Sequence[float]) -> Estimates:
         np.minimum.reduce([part.n_effective for part in parts]),
         parts[0].n_groups,
     )
-
-
-def pick(estimates: Estimates, items: Sequence[int]) -> Estimates:
-    """Some of the items."""
-    index = np.array(items, np.int64)
-    return Estimates(
-        estimates.estimate[index],
-        estimates.influence[:, index],
-        estimates.n_effective[index],
-        estimates.n_groups,
-    )

@@ -33,6 +33,7 @@ from .gate_layer import GateTask, LayerGates, LayerItem, RowNeeds, Tokens, layer
 from .gate_scores import Worth
 from .gate_tables import Family, calibration_table, curve_table, difference_table, gate_table
 from .labels import FEW_NEGATIVE, LOWER_QUARTER, MEDIAN, easy_cut
+from .noise_floor import above_noise
 from .population import FIT, GATE
 from .results import to_table
 
@@ -68,10 +69,13 @@ def run(evidence: Evidence, session: Session) -> list[str]:
         "gate_differences": difference_table(families, settings.seed, settings.margin),
     }
     arrays, attrs = gate_arrays([(one.layer, one.gates, one.types) for one in done], task)
+    written = {name: to_table(name, rows) for name, rows in tables.items()}
+    for name in ("gates", "gate_differences"):
+        written[name] = above_noise(written[name], study, evidence.fit_on)
     return [
         *(path for layer in done for path in layer.paths),
         study.write_group("gates", arrays, attrs),
-        *(study.write_table(name, to_table(name, rows)) for name, rows in tables.items()),
+        *(study.write_table(name, table) for name, table in written.items()),
     ]
 
 

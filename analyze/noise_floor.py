@@ -84,6 +84,11 @@ def refused_in(study: Study) -> dict[str, set[int]]:
     return refused_labels(study.table("noise_floor")) if study.has_table("noise_floor") else {}
 
 
+def above_noise(table: pa.Table, study: Study, fit_on: str) -> pa.Table:
+    """A table of labels without the verdicts that the noise floor of its study refuses."""
+    return without_label_verdicts(table, refused_in(study), fit_on)
+
+
 def without_label_verdicts(table: pa.Table, refused: Mapping[str, Collection[int]], fit_on: str) -> pa.Table:
     """A table of labels (columns store, layer, need, verdict) whose verdicts on `loss` are `NOISE` at the
     layers that are refused in the row's own store, or in the one that the labels' cut comes from.

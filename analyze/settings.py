@@ -12,7 +12,7 @@ import pydantic
 from pydantic import Field
 
 from ..store.errors import UsageError
-from ..store.settings import parse_layers, parse_settings
+from ..store.settings import layers_as_text, parse_layers, parse_settings
 from .compute_settings import MACHINE_FIELDS, ComputeSettings
 
 
@@ -86,9 +86,7 @@ class FitSettings(ComputeSettings):
     @pydantic.field_validator("layers", mode="before")
     @classmethod
     def _write_layers(cls, layers: object) -> object:
-        if isinstance(layers, (list, tuple)):
-            return ",".join(str(layer) for layer in layers)
-        return str(layers) if isinstance(layers, int) else layers
+        return layers_as_text(layers)
 
     @pydantic.field_validator("layers")
     @classmethod

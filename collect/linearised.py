@@ -30,7 +30,7 @@ from .linearised_rows import Rows, copied
 from .residence import runs_on
 from .substituted_span import Division, Span, is_replaced
 from .substitutes import Substitute
-from .substitution import _divides as divides
+from .substitution import divides_of
 
 SUBMODULE: Final = "nearline"
 _HANDLE: Final = "_nearline_linearised"
@@ -140,7 +140,7 @@ class Linearised:
             raise
 
     def _install(self, anatomy: Anatomy, substitutes: Mapping[int, Substitute]) -> None:
-        before, divisible = {"with_kwargs": True}, divides(anatomy)
+        before, divisible = {"with_kwargs": True}, divides_of(anatomy)
         for index, one in sorted(substitutes.items()):
             parts = anatomy.layers[index]
             layer = LinearisedLayer(_placed(one, anatomy, parts), self._rows)

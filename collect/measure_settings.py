@@ -7,13 +7,13 @@ torch is loaded.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import pydantic
 from pydantic import Field
 
-from ..store.settings import parse_bytes, parse_layers, parse_settings
+from ..store.settings import layers_as_text, parse_bytes, parse_layers, parse_settings
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -166,9 +166,7 @@ class MeasureSettings(pydantic.BaseModel):
     @pydantic.field_validator("layers", mode="before")
     @classmethod
     def _write_layers(cls, layers: object) -> object:
-        if isinstance(layers, Iterable) and not isinstance(layers, str):
-            return ",".join(str(layer) for layer in layers)
-        return str(layers) if isinstance(layers, int) else layers
+        return layers_as_text(layers)
 
     @pydantic.field_validator("layers")
     @classmethod

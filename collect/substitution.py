@@ -61,7 +61,7 @@ class Substitution:
                 "Substitution"
             )
         try:
-            divides = _divides(self._anatomy)
+            divides = divides_of(self._anatomy)
             if any(route.wants_parts for route in self._routes.values()):
                 self._watch(self._anatomy.layers[0].block, self._seen.keep_stream)
             for layer, route in self._routes.items():
@@ -132,7 +132,7 @@ class Substitution:
         self._seen.stream = None
 
 
-def _divides(anatomy: Anatomy) -> Callable[[Any], bool]:
+def divides_of(anatomy: Anatomy) -> Callable[[Any], bool]:
     """Whether a layer's span may be given some of the rows. One module may; so may fc1 … fc2 of a family with
     a row in adapters.py, where nothing but an activation lies in between. Of a traced span nobody knows what
     else flows into it."""

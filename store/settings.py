@@ -8,7 +8,7 @@ allowed. Cost: none; pydantic is imported when the first settings are parsed.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UsageError
@@ -50,6 +50,13 @@ def first_problem(error: "pydantic.ValidationError", fields: Mapping[str, Any]) 
     meaning = fields[name].description if name in fields else None
     message = f"{message[0].lower()}{message[1:]}".rstrip(".")
     return f"{given}{message}" + (f". {name}: {meaning}" if meaning else "")
+
+
+def layers_as_text(layers: object) -> object:
+    """Layers as settings keep them: a list or a single number as `"5,8"`; anything else as it is."""
+    if isinstance(layers, Iterable) and not isinstance(layers, str):
+        return ",".join(str(layer) for layer in layers)
+    return str(layers) if isinstance(layers, int) else layers
 
 
 def parse_layers(text: str) -> list[int]:

@@ -128,3 +128,13 @@ def write_plain_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("nearline.reports.") and getattr(module, "house", None) is dressed:
             monkeypatch.setattr(module, "house", plain)
+
+
+def figures(document: str) -> set[str]:
+    """Names of the figures of a page."""
+    return set(re.findall(r'<figure id="figure-([a-z0-9]+)"', document))
+
+
+def plain(markup: str) -> str:
+    """What a person reads of some markup."""
+    return html.unescape(re.sub(r"<[^>]+>", "", markup))

@@ -9,9 +9,22 @@ import pytest
 from helpers_planted import PURE_NOISE, planted_store
 from nearline.analyze import AnalyzeSettings, FitSettings, fit
 from nearline.analyze.analyze import analyze
+from nearline.analyze.cost_tables import to_cost_table
 from nearline.analyze.gate_features import held_out_means, type_means
+from nearline.analyze.noise_floor import NOISE as BELOW
+from nearline.analyze.noise_floor import noise_floor_row
 from nearline.store import Study, UsageError
 
+SETTINGS = AnalyzeSettings(
+    need=("loss", "kl"),
+    features=("token_type", "norm"),
+    folds=2,
+    c_grid=(1e-2, 1.0),
+    permutations=19,
+    clusters=4,
+    components=4,
+    workers=1,
+)
 NOISE = 0.5  # of the planted need, where the token's part has variance 1
 
 
@@ -33,17 +46,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
         columns = {"loss": loss, "kl": noise.standard_normal(token.size)}
         table = {need: np.where(known, one, np.nan).astype(np.float32) for need, one in columns.items()}
         found.write_need(0, name, pa.table(table), step="measure")
-    settings = AnalyzeSettings(
-        need=("loss", "kl"),
-        features=("token_type", "norm"),
-        folds=2,
-        c_grid=(1e-2, 1.0),
-        permutations=19,
-        clusters=4,
-        components=4,
-        workers=1,
-    )
-    analyze(found.path, settings)
+    analyze(found.path, SETTINGS)
     return found
 
 
@@ -109,3 +112,20 @@ def test_every_analysis_uses_the_rows_that_have_the_need(study: Study) -> None:
 def test_a_need_that_was_not_measured_is_refused(study: Study) -> None:
     with pytest.raises(UsageError, match=r"loss_single: .* nearline measure brings it"):
         analyze(study.path, AnalyzeSettings(need=("loss_single",)))
+
+
+def test_labels_that_rounding_decides_get_no_verdict(study: Study) -> None:
+    """In store two the same δ is another one in a finer dtype; in store one it is the same."""
+    rng, still = np.random.default_rng(2), np.zeros(600)
+    delta, group = rng.standard_normal(600), np.arange(600) // 20
+    rounded = {"one": delta, "two": delta + 5 * rng.standard_normal(600)}
+    floor = [
+        noise_floor_row(name, 0, ("bfloat16", "float32"), loss, delta, still, group)
+        for name, loss in rounded.items()
+    ]
+    study.write_table("noise_floor", to_cost_table("noise_floor", floor))
+    only = ("gates", "clusters")
+    analyze(study.path, SETTINGS.model_copy(update={"only": only}))
+    for table in ("gates", "clusters"):
+        below = {(row["store"], row["need"]) for row in of(study, table) if row["verdict"] == BELOW}
+        assert below == {("two", "loss")}

@@ -19,7 +19,9 @@ from helpers_reports_pages import (
     draw_nothing,
     draw_once,
     draw_values,
+    figures,
     page_and_charts,
+    plain,
     table,
 )
 from nearline.analyze.analysis_tables import ANALYSIS_SCHEMAS
@@ -63,14 +65,6 @@ def everything(stores: tuple[str, ...] = STORES, n_layers: int = 4, **more: Any)
         **make_tables(stores, n_layers=n_layers),
         **make_analysis_tables(stores, n_layers=n_layers, **more),
     }
-
-
-def figures(document: str) -> set[str]:
-    return set(re.findall(r'<figure id="figure-([a-z0-9]+)"', document))
-
-
-def plain(markup: str) -> str:
-    return html.unescape(re.sub(r"<[^>]+>", "", markup))
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from helpers_reports_pages import (
     Structure,
     draw_nothing,
     draw_values,
+    figures,
+    plain,
     table,
     write_plain_tables,
 )
@@ -55,14 +57,6 @@ NOT_MEASURED = "Not measured: what replacing an MLP costs the model itself."
 
 def everything(stores: tuple[str, ...] = STORES, n_layers: int = 4) -> Rows:
     return {**make_tables(stores, n_layers=n_layers), **make_cost_tables(stores, n_layers=n_layers)}
-
-
-def figures(document: str) -> set[str]:
-    return set(re.findall(r'<figure id="figure-([a-z0-9]+)"', document))
-
-
-def plain(markup: str) -> str:
-    return html.unescape(re.sub(r"<[^>]+>", "", markup))
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 import torch
-from helpers_models import smollm2_path
-from nearline.collect import HarvestSettings, corpora, harvest, models
+from bench_collect import _load, _row
+from nearline.collect import HarvestSettings, corpora, harvest
 from nearline.collect.anatomy import Anatomy, anatomy, logits
 from nearline.collect.capture import first_tensor
 from nearline.collect.forward import evaluating, final_hidden, inputs_of
@@ -207,17 +207,6 @@ def _store(loaded: LoadedModel, path: Path, n_tokens: int, threads: int, corpus:
     )
     harvest(loaded.model, loaded.tokenizer, corpora.load(corpus), path, settings=settings)
     return Reader.open(path)
-
-
-def _load(model_source: str, dtype: str) -> LoadedModel:
-    if model_source != "smollm2":
-        return models.load(model_source, dtype=dtype, device="cpu")
-    folder, gguf_file = smollm2_path()
-    return models.load(str(folder), gguf_file=gguf_file, dtype=dtype, device="cpu")
-
-
-def _row(name: str, value: float, unit: str, reach: str, note: str) -> Row:
-    return {"name": name, "value": value, "unit": unit, "reach": reach, "note": note}
 
 
 if __name__ == "__main__":
