@@ -108,8 +108,9 @@ def flops_finding(results: Results) -> str:
     if rows.is_empty():
         return "FLOPs of the replaced models"
     best = rows.sort("flops_saved").row(-1, named=True)
+    start = "By count" if results.has("timing") else "No seconds were measured; by count"
     return (
-        f"By count, {configuration(best)} saves most: {text.percent(best['mlp_flops_saved'])} of the FLOPs "
+        f"{start}, {configuration(best)} saves most: {text.percent(best['mlp_flops_saved'])} of the FLOPs "
         f"of all MLPs, {text.percent(best['flops_saved'])} of the whole model's"
     )
 

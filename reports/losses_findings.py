@@ -25,7 +25,7 @@ def loss_finding(results: Results) -> str:
     better = findings.ranges(results, rows, "share_negative", text.percent)
     if not better:
         return "δ of test tokens"
-    return f"The linear map predicts better than the MLP on {better} of tokens"
+    return f"The linear map predicts better than the MLP on a part of the tokens: {better}"
 
 
 def kl_finding(results: Results) -> str:

@@ -60,7 +60,9 @@ def compound_finding(results: Results) -> str:
     for row in first.to_dicts():
         where = f" on {findings.label(results, row['series'], 40)}" if len(results.stores) > 1 else ""
         ends = text.change_interval(row["ppl_lo"], row["ppl_hi"])
-        shown = text.change(row["ppl_pct"]) + ("" if ends == text.NONE else f" {ends}")
+        shown = text.change(row["ppl_pct"])
+        if ends != text.NONE:  # the unit once, behind both
+            shown = f"{shown.removesuffix(text.PERCENT)} {ends}"
         parts.append(f"{shown} of perplexity{where}")
     if not parts:
         return "Sets of layers replaced together"

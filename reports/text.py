@@ -15,6 +15,8 @@ import unicodedata
 NONE = "–"
 """What stands for a value that does not exist (no sink, too few documents)."""
 
+PERCENT = "\N{NO-BREAK SPACE}%"
+
 _PICTURES = {"\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
 # Joiners build letters and emoji, the ideographic space is ordinary Chinese and Japanese: they stay.
 _KEPT = frozenset("\u200c\u200d\u3000 ")
@@ -114,7 +116,7 @@ def change(percent: float | None) -> str:
     """A change that is in percent already, with its sign: `+1.58 %`."""
     shown = number(percent, 2)
     sign = "+" if percent is not None and percent > 0 and shown != number(0.0, 2) else ""
-    return shown if shown == NONE else f"{sign}{shown}\N{NO-BREAK SPACE}%"
+    return shown if shown == NONE else f"{sign}{shown}{PERCENT}"
 
 
 def change_interval(low: float | None, high: float | None) -> str:
