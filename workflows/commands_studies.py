@@ -94,7 +94,7 @@ def report(study: Path, /, *, out: Path | None = None, as_json: Json = False) ->
 def quickstart(
     out: Path = Path("nearline-quickstart"), /, *, tokens: int | None = None, as_json: Json = False
 ) -> None:
-    """Collect, fit, analyse, measure and report both bundled models on built-in English, in two minutes.
+    """Collect, fit, analyse, measure and report both bundled models on built-in English, in minutes.
 
     Parameters
     ----------

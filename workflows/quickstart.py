@@ -3,7 +3,7 @@ report.
 
 In: an output folder. Out: per model one store per corpus, one study with all analyses and a small measurement
 on the live model, and one report. What is there and current is not done again, and then torch is never
-loaded. Cost: under two minutes on two cores.
+loaded. Cost: two and a quarter minutes on two cores.
 """
 
 from collections.abc import Callable, Sequence
