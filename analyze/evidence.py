@@ -14,6 +14,7 @@ from jaxtyping import Float32, Int64
 
 from ..store import IncompleteError, Reader, Study, UsageError
 from ..store.names import typed
+from ..store.settings import nearest_known
 from .analyze_settings import AnalyzeSettings
 from .layers import LayerSource, layer_source
 from .needs import NEEDS
@@ -145,5 +146,5 @@ def _not_there(path: Path, study: Study) -> IncompleteError:
 def missing_need(need: str, known: Sequence[str], store: str) -> UsageError:
     """What to say of a need that no column holds."""
     there = ", ".join(name for name in known if name in NEEDS or name in BROUGHT_BY)
-    hint = f"; {BROUGHT_BY[need]} brings it" if need in BROUGHT_BY else ""
+    hint = f"; {BROUGHT_BY[need]} brings it" if need in BROUGHT_BY else nearest_known(need, known)
     return UsageError(f"need={need}: store {store} has no such column in this study; it has {there}{hint}")

@@ -48,7 +48,7 @@ def too_few_groups(
         groups = "group" if n_corpus == 1 else "groups"
         few += f"; the store's rows come from {n_stored} of the {n_corpus} {groups} in its corpus"
         if n_stored < n_corpus:
-            ways = ["harvest more `tokens`", "keep a smaller share of the sequences, such as keep=1/8"]
+            ways = ["harvest more `tokens`", "set `keep` to a smaller share"]
     if n_groups >= 2:
         ways.append(f"set `folds` to {n_groups}" + (" or less" if n_groups > 2 else ""))
     return UsageError(f"{few}: {', or '.join(ways)}")

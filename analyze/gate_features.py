@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int, Int64
 
 from ..store import UsageError
+from ..store.settings import nearest_known
 from .context_map import ContextMap
 from .parts import Parts
 
@@ -64,7 +65,8 @@ def choose_features(asked: Sequence[str], has_positions: bool) -> tuple[str, ...
     there = [name for name in FEATURES if has_positions or name != "position_part"]
     for name in asked:
         if name not in FEATURES:
-            raise UsageError(f"features={name}: unknown; choose from {', '.join(FEATURES)}")
+            hint = nearest_known(name, FEATURES)
+            raise UsageError(f"features={name}: unknown; choose from {', '.join(FEATURES)}{hint}")
         if name not in there:
             raise UsageError(
                 f"features={name}: this model adds no position embedding to its input; leave it out"

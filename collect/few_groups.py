@@ -10,10 +10,15 @@ from jaxtyping import Int32, UInt8
 from ..store.plan import SPLITS, Plan
 
 ENOUGH_GROUPS = 20  # of documents; under this an analysis gives no verdict
+KEEP_PARTS = (8, 4, 2)
+USABLE = 0.75  # of a corpus's tokens: short windows drop out, and one split is used up before the others
 
 
 def few_groups_note(
-    plan: Plan, groups: Int32[np.ndarray, "document"], splits: UInt8[np.ndarray, "document"]
+    plan: Plan,
+    groups: Int32[np.ndarray, "document"],
+    splits: UInt8[np.ndarray, "document"],
+    n_corpus_tokens: int,
 ) -> str | None:
     """A sentence with what to do where rows to fit, or to test, come from too few groups."""
     found: list[str] = []
@@ -30,9 +35,13 @@ def few_groups_note(
             more_are_there |= stored < there
     if not found:
         return None
-    advice = (
-        "raise tokens, or keep a smaller share of the sequences, such as keep=1/8"
-        if more_are_there
-        else "take a corpus with more documents"
-    )
+    advice = "take a corpus with more documents"
+    if more_are_there:
+        advice = _more_groups(plan.n_tokens, n_corpus_tokens)
     return f"this store will have {' and '.join(found)}; a verdict needs {ENOUGH_GROUPS} groups: {advice}"
+
+
+def _more_groups(n_tokens: int, n_corpus_tokens: int) -> str:
+    """Rows from more of the corpus: `keep` only as small as leaves enough tokens for as many rows."""
+    shares = [f"1/{part}" for part in KEEP_PARTS if part * n_tokens <= USABLE * n_corpus_tokens]
+    return "raise tokens" + (f", or set keep to {shares[0]} of the sequences" if shares else "")

@@ -1,8 +1,8 @@
 """What numbers of a measurement depend on, and which of them hold when some of that has changed.
 
 In: digests of stores, surrogates, gates and needs, and how the model computes. Out: whether two measurements
-may share their numbers, and which replacements may not, because they route by something else now. Cost: none;
-no torch is loaded.
+may share their numbers, which stores are others by now, and which replacements route by something else. Cost:
+none; no torch is loaded.
 """
 
 from collections.abc import Mapping
@@ -26,32 +26,42 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class MadeWith:
-    """What numbers depend on. `key`: all of them; `routes`: those that route by it, by names that
-    `routes_of` gives."""
+    """What numbers depend on. `key`: all of them; `stores`: those of a store, by its name; `routes`: those
+    that route by it, by names that `routes_of` gives."""
 
     key: Mapping[str, Any]
+    stores: Mapping[str, str]
     routes: Mapping[str, str]
 
     @classmethod
     def parse(cls, found: object) -> "MadeWith | None":
-        good = isinstance(found, dict) and all(
-            isinstance(found.get(name), dict) for name in ("key", "routes")
-        )
-        return cls(found["key"], found["routes"]) if good else None  # pyright: ignore
+        names = ("key", "stores", "routes")
+        good = isinstance(found, dict) and all(isinstance(found.get(name), dict) for name in names)
+        return cls(*(found[name] for name in names)) if good else None  # pyright: ignore
 
     def plain(self) -> dict[str, Any]:
-        return {"key": dict(self.key), "routes": dict(self.routes)}
+        return {"key": dict(self.key), "stores": dict(self.stores), "routes": dict(self.routes)}
 
-    def changed(self, now: "MadeWith") -> set[str]:
+    def and_of(self, now: "MadeWith") -> "MadeWith":
+        """What both depend on; where they differ, as it is now."""
+        return MadeWith(now.key, {**self.stores, **now.stores}, {**self.routes, **now.routes})
+
+    def changed_stores(self, now: "MadeWith") -> set[str]:
+        """Stores that both name and that are others now."""
+        return _changed(self.stores, now.stores)
+
+    def changed_routes(self, now: "MadeWith") -> set[str]:
         """Routes that both name and that differ."""
-        return {
-            name for name in self.routes.keys() & now.routes.keys() if self.routes[name] != now.routes[name]
-        }
+        return _changed(self.routes, now.routes)
 
     @property
     def need(self) -> str:
         """The need that routes where an intervention names none."""
         return str(self.key["need"])
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    return {name for name in before.keys() & now.keys() if before[name] != now[name]}
 
 
 def routes_of(unit: "Unit", store: str, made_with: MadeWith) -> list[str]:

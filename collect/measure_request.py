@@ -29,7 +29,7 @@ from .measured_windows import own_length
 STEP: Final = "measure"
 TIMING: Final = "timing"
 # Raised whenever the same stores, settings and model give other numbers: older results are then not current.
-RESULTS_VERSION: Final = 1
+RESULTS_VERSION: Final = 2
 LINEAR: Final = Intervention("linear")
 ROUTERS: Final = ("input", "token_type", "norm", "position", "context_only")
 _ALWAYS: Final = ("linear", "linear@all", "mean", "zero")
@@ -52,9 +52,19 @@ class Request:
     @property
     def key(self) -> dict[str, Any]:
         """What every number of this measurement depends on, beside the model and its arithmetic."""
-        fixed = {name: digest for name, digest in self.inputs.items() if name not in self.routes}
         settings = {name: self.resolved[name] for name in ("need", "seed", "dtype", "results_version")}
-        return {"inputs": fixed, **settings, "batch_tokens": self.settings.batch_tokens}
+        return {
+            "surrogates": self.inputs[SURROGATES],
+            **settings,
+            "batch_tokens": self.settings.batch_tokens,
+        }
+
+    @property
+    def store_digests(self) -> dict[str, str]:
+        """Of the stores that are touched, with the split of their rows: what numbers of a store depend on."""
+        return {
+            name: f"{self.inputs[name]} {self.inputs[_rows_path(self.study, name)]}" for name in self.touched
+        }
 
     @property
     def touched(self) -> tuple[str, ...]:
@@ -232,9 +242,13 @@ def _dtype(evidence: Evidence, settings: MeasureSettings) -> str:
 def _inputs(evidence: Evidence, stores: Sequence[str]) -> dict[str, str]:
     """Digests of what all results depend on: stores by name, files of the fit by their path."""
     study, measured = evidence.study, dict.fromkeys((evidence.fit_on, *stores))
-    rows = [study.rows_path(name).relative_to(study.path).as_posix() for name in measured]
+    rows = [_rows_path(study, name) for name in measured]
     found = {path: _recorded(study, path) for path in (SURROGATES, *rows)}
     return found | {name: str(evidence.stores[name].reader.digest) for name in measured}
+
+
+def _rows_path(study: Study, store: str) -> str:
+    return study.rows_path(store).relative_to(study.path).as_posix()
 
 
 def _routes(

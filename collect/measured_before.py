@@ -34,7 +34,7 @@ class Before:
 
 
 def measured_before(study: Study, step: str, made_with: MadeWith) -> Before:
-    """Without the replacements that route by something that has changed since."""
+    """Without the stores that are others since, and the replacements that route by something else."""
     record = study.provenance().get(step)
     before = None if record is None else MadeWith.parse(record["facts"].get("made_with"))
     if record is None or before is None or before.key != made_with.key:
@@ -42,9 +42,11 @@ def measured_before(study: Study, step: str, made_with: MadeWith) -> Before:
     for output, digest in record["outputs"].items():
         if not (study.path / output).exists() or digest_of(study.path / output) != digest:
             return Before()
-    changed = before.changed(made_with)
+    changed, others = before.changed_routes(made_with), before.changed_stores(made_with)
     pieces: dict[Place, Piece] = {}
     for place, piece in _pieces(study.table("measured")).items():
+        if place[0] in others:
+            continue
         units = {
             unit: sums
             for unit, sums in piece.units.items()

@@ -72,13 +72,19 @@ class Pieces:
         before = _made_with(folder)
         if before is None or before.key != made_with.key:
             shutil.rmtree(folder, ignore_errors=True)
-            before = MadeWith(made_with.key, {})
+            before = MadeWith(made_with.key, {}, {})
         pieces = cls(folder)
-        if changed := before.changed(made_with):
+        for store in sorted(before.changed_stores(made_with)):
+            pieces._forget_store(store)
+        if changed := before.changed_routes(made_with):
             pieces._forget(changed, made_with)
-        now = MadeWith(made_with.key, {**before.routes, **made_with.routes})
-        durable.write_file(folder / _KEY, readable(now.plain()))
+        durable.write_file(folder / _KEY, readable(before.and_of(made_with).plain()))
         return pieces
+
+    def _forget_store(self, store: str) -> None:
+        shutil.rmtree(self._folder / "sums" / store, ignore_errors=True)
+        for path in (self._patches(store), self._rows(store)):
+            path.unlink(missing_ok=True)
 
     def _forget(self, changed: set[str], made_with: MadeWith) -> None:
         """Drop replacements that route by something that has changed since."""
@@ -115,7 +121,7 @@ class Pieces:
 
     def read_patches(self, store: str) -> dict[str, np.ndarray] | None:
         """Rows that were patched one by one, and the effect at each layer."""
-        path = self._folder / "patches" / f"{store}.parquet"
+        path = self._patches(store)
         if not path.exists():
             return None
         table = read_table(path)
@@ -130,10 +136,16 @@ class Pieces:
             "layer": np.repeat(np.array([int(name) for name in layers], np.int64), found["row"].size),
             "value": np.concatenate([found[name] for name in layers]),
         }
-        write_table(self._folder / "patches" / f"{store}.parquet", pa.table(table))
+        write_table(self._patches(store), pa.table(table))
 
     def losses(self, store: str, n_layers: int, n_rows: int) -> "RowLosses":
-        return RowLosses(self._folder / "rows" / f"{store}.f32", n_layers, n_rows)
+        return RowLosses(self._rows(store), n_layers, n_rows)
+
+    def _patches(self, store: str) -> Path:
+        return self._folder / "patches" / f"{store}.parquet"
+
+    def _rows(self, store: str) -> Path:
+        return self._folder / "rows" / f"{store}.f32"
 
     def _path(self, store: str, length: int, block: int) -> Path:
         return self._folder / "sums" / store / f"{length}" / f"{block:06d}.parquet"

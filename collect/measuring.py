@@ -89,7 +89,7 @@ def _measure(request: Request, loaded: LoadedModel, progress: Progress, *, ours:
             "attention": loaded.attention,
             "threads": torch.get_num_threads(),
         }
-        made_with = MadeWith(request.key | how, request.routes)
+        made_with = MadeWith(request.key | how, request.store_digests, request.routes)
         pieces = Pieces.open(request.study.path, made_with)
         before = measured_before(request.study, STEP, made_with)
         found = Sweep(request, net, pieces, before, progress).run()

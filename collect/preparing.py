@@ -57,7 +57,8 @@ class Prepared:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is worth saying about the rows before they are collected."""
-        few = few_groups_note(self.planned.plan, self.groups, self.splits)
+        n_tokens = sum(map(len, self.tokens.ids))
+        few = few_groups_note(self.planned.plan, self.groups, self.splits, n_tokens)
         return tuple(note for note in (self.planned.note, few) if note)
 
     @property

@@ -20,6 +20,9 @@ MIN_GROUPS = 20
 ONE_TOKEN = 0.5
 """Share of Σ‖y − ȳ‖² from which on one token decides a layer's R²."""
 
+LONG_TAIL = 1
+"""Skewness above which a distribution counts as highly skewed (Bulmer, Principles of Statistics, 1979)."""
+
 VERDICTS = ("supported", "not supported", "cannot tell", "too few documents")
 
 MEANING = {
@@ -170,10 +173,10 @@ def skew(results: Results) -> str:
 
 def histogram(results: Results) -> str:
     rows = results.errors()
-    right = rows.filter(pl.col("skew") > 0).height
+    tailed = rows.filter(pl.col("skew") > LONG_TAIL).height
     cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
-    tail = "Few tokens need much: the long tail lies on the side of high error"
-    return f"{tail} in {right} of {rows.height} {cases}"
+    tail = f"A long tail of tokens that need far more than the rest (skew above {LONG_TAIL})"
+    return f"{tail} is there in {tailed} of {rows.height} {cases}"
 
 
 def sinks(results: Results) -> str:

@@ -47,9 +47,17 @@ def first_problem(error: "pydantic.ValidationError", fields: Mapping[str, Any]) 
     cause = first.get("ctx", {}).get("error")
     message = str(cause) if cause is not None else str(first["msg"])
     given = "" if message.startswith(f"{name}=") else f"{name}={first['input']!r}: "
+    if first["type"] == "literal_error":
+        message += nearest_known(str(first["input"]), re.findall(r"'([^']*)'", first["ctx"]["expected"]))
     meaning = fields[name].description if name in fields else None
     message = f"{message[0].lower()}{message[1:]}".rstrip(".")
     return f"{given}{message}" + (f". {name}: {meaning}" if meaning else "")
+
+
+def nearest_known(name: str, known: Iterable[str]) -> str:
+    """The nearest known name, to follow a sentence that lists them; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; the nearest is {near[0]!r}" if near else ""
 
 
 def layers_as_text(layers: object) -> object:

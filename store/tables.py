@@ -108,7 +108,9 @@ def parse_table(
         _check_columns(form, schema, where)
         _check_counts(found.metadata, len(content), where, n_rows, most_rows)
         texts = [name for name, kind in zip(form.names, form.types, strict=True) if _is_text(kind)]
-        table = _unpack_text(_open(content, texts).read(), form, len(content), where)
+        # Not by Arrow's threads: one that lets go of `content` late, while Python ends, aborts the process.
+        packed = _open(content, texts).read(use_threads=False)
+        table = _unpack_text(packed, form, len(content), where)
         table.validate(full=True)
     except FormatError:
         raise

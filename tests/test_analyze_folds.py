@@ -35,8 +35,8 @@ def test_too_few_groups_are_refused() -> None:
 
 def test_what_to_do_about_too_few_groups() -> None:
     few = str(too_few_groups(3, 5, n_stored=5, n_corpus=80))
-    assert "rows come from 5 of the 80 groups in its corpus: harvest more `tokens`, or keep a" in few
-    assert few.endswith("such as keep=1/8, or set `folds` to 3 or less")
+    assert "rows come from 5 of the 80 groups in its corpus: harvest more `tokens`, or set `keep` to a" in few
+    assert few.endswith(" smaller share, or set `folds` to 3 or less")
     assert str(too_few_groups(2, 5, 2, 9)).endswith("set `folds` to 2")
     all_there = str(too_few_groups(1, 2, n_stored=4, n_corpus=4))
     assert all_there.startswith("only 1 group of documents has rows to fit, too few for 2 folds; ")

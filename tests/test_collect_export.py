@@ -424,7 +424,7 @@ def test_smollm2_decodes_as_it_reads(tmp_path: Path, capsys: pytest.CaptureFixtu
     model: Any = loaded.model
     harvest(model, loaded.tokenizer, corpus, tmp_path / "s", name=loaded.name, **settings)
     fit(tmp_path / "study", [tmp_path / "s"], FitSettings(folds=2))
-    analyze(tmp_path / "study", AnalyzeSettings(only=("gates",), features=("input",)))
+    analyze(tmp_path / "study", AnalyzeSettings(only=("gates",), features=("input",), folds=2))
     reader, lines, times = Reader.open(tmp_path / "s"), list[str](), []
     texts = prompts_of(reader, n_texts, n_read + n_decoded)
     special, study = reader.attributes.tokenizer.special_ids, Study.open(tmp_path / "study")

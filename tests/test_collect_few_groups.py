@@ -20,8 +20,9 @@ N_DOCUMENTS = 100
             N_DOCUMENTS,
             "this store will have its fit rows from 4 of the corpus's 40 fit groups of documents and its "
             "test rows from 4 of the corpus's 40 test groups of documents; a verdict needs 20 groups: raise "
-            "tokens, or keep a smaller share of the sequences, such as keep=1/8",
+            "tokens, or set keep to 1/4 of the sequences",
         ),
+        (400, N_DOCUMENTS, "raise tokens"),
         (1000, 20, "a verdict needs 20 groups: take a corpus with more documents"),
     ],
 )
@@ -33,6 +34,6 @@ def test_few_groups_are_said_with_what_to_do(tokens: int, n_groups: int, words: 
     plan = build_plan(lengths, splits, keys, tokens=tokens, block=20, cutting=cutting).plan
     # Groups of one split, as near-duplicates are.
     groups = (np.arange(N_DOCUMENTS) % n_groups).astype(np.int32)
-    note = few_groups_note(plan, groups, splits)
-    assert note is None if words is None else words in (note or "")
+    note = few_groups_note(plan, groups, splits, int(lengths.sum()))
+    assert note is None if words is None else (note or "").endswith(words)
     assert ENOUGH_GROUPS == MIN_GROUPS

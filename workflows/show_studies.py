@@ -30,7 +30,7 @@ def study(path: Path, as_json: bool) -> None:
         for row in rows
     ]
     print_table(lines, list(lines[0]))
-    print(f"study: {path}\nnext: nearline report {path}")
+    print(f"study: {path}\nnext: nearline analyze {path}")
     return None
 
 
