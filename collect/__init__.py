@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .measure_settings import MeasureSettings as MeasureSettings
 from .settings import HarvestSettings as HarvestSettings
 from .settings import parse as parse_settings
+from .tuning_settings import FinetuneSettings as FinetuneSettings
 
 if TYPE_CHECKING:
     from .corpora import Corpus, Document
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from .peeking import peek
     from .repairing import Repaired, repair
     from .stopping import stop_on_signals
+    from .tuning import finetune
+    from .tuning_request import finetune_is_current
 
 __all__ = [
     "Corpus",
     "Document",
+    "FinetuneSettings",
     "HarvestSettings",
     "Harvested",
     "MeasureSettings",
@@ -33,6 +37,8 @@ __all__ = [
     "Repaired",
     "collect",
     "export",
+    "finetune",
+    "finetune_is_current",
     "harvest",
     "load_linearised",
     "measure",
@@ -50,6 +56,8 @@ _HOME = {
     "Harvested": ".outcome",
     "collect": ".harvesting",
     "export": ".exporting",
+    "finetune": ".tuning",
+    "finetune_is_current": ".tuning_request",
     "harvest": ".harvesting",
     "load_linearised": ".exporting",
     "save_linearised": ".exporting",

@@ -63,7 +63,7 @@ class Request:
     def store_digests(self) -> dict[str, str]:
         """Of the stores that are touched, with the split of their rows: what numbers of a store depend on."""
         return {
-            name: f"{self.inputs[name]} {self.inputs[_rows_path(self.study, name)]}" for name in self.touched
+            name: f"{self.inputs[name]} {self.inputs[rows_path(self.study, name)]}" for name in self.touched
         }
 
     @property
@@ -242,12 +242,12 @@ def _dtype(evidence: Evidence, settings: MeasureSettings) -> str:
 def _inputs(evidence: Evidence, stores: Sequence[str]) -> dict[str, str]:
     """Digests of what all results depend on: stores by name, files of the fit by their path."""
     study, measured = evidence.study, dict.fromkeys((evidence.fit_on, *stores))
-    rows = [_rows_path(study, name) for name in measured]
-    found = {path: _recorded(study, path) for path in (SURROGATES, *rows)}
+    rows = [rows_path(study, name) for name in measured]
+    found = {path: recorded_digest(study, path) for path in (SURROGATES, *rows)}
     return found | {name: str(evidence.stores[name].reader.digest) for name in measured}
 
 
-def _rows_path(study: Study, store: str) -> str:
+def rows_path(study: Study, store: str) -> str:
     return study.rows_path(store).relative_to(study.path).as_posix()
 
 
@@ -279,10 +279,10 @@ def _routes(
 def _digest_of_need(evidence: Evidence, need: str, store: str, layer: int) -> str:
     """Of the file that holds a need."""
     files = evidence.need_files(layer, store)
-    return next(_recorded(evidence.study, path) for path, columns in files.items() if need in columns)
+    return next(recorded_digest(evidence.study, path) for path, columns in files.items() if need in columns)
 
 
-def _recorded(study: Study, path: str) -> str:
+def recorded_digest(study: Study, path: str) -> str:
     """The digest of a file that a step wrote."""
     files = {path: digest for step in study.provenance().values() for path, digest in step["outputs"].items()}
     if path not in files:

@@ -20,6 +20,7 @@ from . import (
     nofly_section,
     sets_section,
     text,
+    tuning_section,
     which_section,
 )
 from .columns import MEASURE
@@ -29,8 +30,14 @@ from .results import Results
 _ALWAYS_BEFORE = (("harvest", "Harvest"), ("linear", "R² by layer"))
 _CONTEXT = ("gate_differences", "decomposition", "output_shares", "variance")
 _ALWAYS = (("need", "Need of tokens"), ("skew", "Skew"), ("sinks", "Sinks"), ("tokens", "Tokens"))
-_MEASURED = (costs_section, sets_section, budget_section, losses_section)
-_SHORT = {"costs": "Cost of a layer", "sets": "Cost of several", "budget": "Time", "losses": "Loss"}
+_MEASURED = (costs_section, sets_section, budget_section, losses_section, tuning_section)
+_SHORT = {
+    "costs": "Cost of a layer",
+    "sets": "Cost of several",
+    "budget": "Time",
+    "losses": "Loss",
+    "tuning": "Training",
+}
 _ALWAYS_AFTER = (("reading", "How to read"), ("provenance", "Provenance"))
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from .cost_columns import COST_COLUMNS
 from .cost_columns import STEP as MEASURE
+from .tuning_columns import STEP as FINETUNE
+from .tuning_columns import TUNING_COLUMNS
 
 QUANTILES = ("q01", "q05", "q10", "q25", "q50", "q75", "q90", "q95", "q99")
 
@@ -77,7 +79,7 @@ _OPTIONAL = {
 COLUMNS: Mapping[str, tuple[str, ...]] = {table: tuple(names.split()) for table, names in _COLUMNS.items()}
 OPTIONAL: Mapping[str, tuple[str, ...]] = {
     table: tuple(names.split()) for table, names in _OPTIONAL.items()
-} | COST_COLUMNS
+} | {**COST_COLUMNS, **TUNING_COLUMNS}
 
 # Beside the store, which comes first. Where a table's own order says something (feature sets, terms, tokens
 # of a list by rank), rows of a layer keep it: sorting is stable.
@@ -92,7 +94,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "gate_curves": ("layer", "share"),
     "gate_calibration": ("layer", "bin"),
     "nofly_tokens": ("layer", "rank"),
-} | dict.fromkeys(COST_COLUMNS, ())
+} | dict.fromkeys((*COST_COLUMNS, *TUNING_COLUMNS), ())
 MAY_BE_EMPTY = frozenset({"examples"})
 
 # What writes the optional tables; one that is not named here comes with the fit.
@@ -113,4 +115,6 @@ def analysis_of(table: str) -> str | None:
 
 def step_of(table: str) -> str:
     """The step that writes a table."""
-    return analysis_of(table) or (MEASURE if table in COST_COLUMNS else "fit")
+    return analysis_of(table) or (
+        MEASURE if table in COST_COLUMNS else FINETUNE if table in TUNING_COLUMNS else "fit"
+    )

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from . import findings, text
-from .columns import MEASURE
+from .columns import FINETUNE, MEASURE
 from .layout import numbers
 from .results import Results
 from .tables import Column, Row, house, value
@@ -93,7 +93,9 @@ def footer(results: Results) -> str:
     study = text.escape(text.name(results.study))
     fit_on = results.surrogates["fit_on"].unique(maintain_order=True).to_list()
     fitted = text.listing([text.name(str(store)) for store in fit_on])
-    ran = {"analyze": bool(results.analyses.keys() - {MEASURE}), "measure": MEASURE in results.analyses}
+    visits = (MEASURE, FINETUNE)
+    ran = {"analyze": bool(results.analyses.keys() - set(visits))}
+    ran |= {step: step in results.analyses for step in visits}
     analysed = "".join(f"<code>nearline {name} {study}</code>, " for name, done in ran.items() if done)
     drawn_with = {name: metadata.version(name) for name in DRAWN_WITH}
     parts = [

@@ -20,6 +20,7 @@ from ..store.whole import digest_of
 from .columns import (
     ANALYSIS_TABLES,
     COLUMNS,
+    FINETUNE,
     MAY_BE_EMPTY,
     MEASURE,
     OPTIONAL,
@@ -106,6 +107,7 @@ def _command(study: Path, table: str) -> str:
     commands = {
         "fit": f"`nearline fit {typed(study)} STORE…`",
         MEASURE: f"`nearline measure {typed(study)}`",
+        FINETUNE: f"`nearline finetune {typed(study)}`",
     }
     return commands.get(step, f"`nearline analyze {typed(study)} --only {step}`")
 

@@ -48,7 +48,9 @@ def first_problem(error: "pydantic.ValidationError", fields: Mapping[str, Any]) 
     message = str(cause) if cause is not None else str(first["msg"])
     given = "" if message.startswith(f"{name}=") else f"{name}={first['input']!r}: "
     if first["type"] == "literal_error":
-        message += nearest_known(str(first["input"]), re.findall(r"'([^']*)'", first["ctx"]["expected"]))
+        message += nearest_known(
+            str(first["input"]), re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected")))
+        )
     meaning = fields[name].description if name in fields else None
     message = f"{message[0].lower()}{message[1:]}".rstrip(".")
     return f"{given}{message}" + (f". {name}: {meaning}" if meaning else "")

@@ -380,7 +380,7 @@ def test_a_corpus_that_is_added_takes_only_its_own_passes(
 def test_numbers_of_a_store_that_is_another_by_now_are_forgotten(measured: Path, tmp_path: Path) -> None:
     record = Study.open(measured).provenance()["measure"]["facts"]["made_with"]
     before = MadeWith(record["key"], {"store": record["stores"]["store"], "other": "1"}, record["routes"])
-    now = MadeWith(before.key, before.stores | {"other": "2"}, before.routes)
+    now = MadeWith(before.key, {**before.stores, "other": "2"}, before.routes)
     piece = Piece(np.array([3]), np.array([7]), np.array([1.5]), {})
     pieces = Pieces.open(tmp_path, before)
     for name in before.stores:

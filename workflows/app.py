@@ -14,12 +14,14 @@ from ..analyze.analyze_settings import AnalyzeSettings
 from ..analyze.settings import FitSettings
 from ..collect.measure_settings import MeasureSettings
 from ..collect.settings import HarvestSettings
+from ..collect.tuning_settings import FinetuneSettings
 from .flags import flags_of
 
 CollectFlags = flags_of(HarvestSettings, leave_out=("model", "corpus"))
 FitFlags = flags_of(FitSettings)
 AnalyzeFlags = flags_of(AnalyzeSettings)
 MeasureFlags = flags_of(MeasureSettings)
+FinetuneFlags = flags_of(FinetuneSettings)
 
 Json = Annotated[bool, Parameter(name="--json", help="Print the facts as JSON.", negative="")]
 Config = Annotated[Path | None, Parameter(help="TOML file with the same names as the flags; flags win.")]

@@ -1,4 +1,4 @@
-"""Commands that visit the model again: measure, export.
+"""Commands that visit the model again: measure, finetune, export.
 
 In: arguments. Out: one call of a library function each, and what it found on standard output. Cost: that of
 the function; torch is loaded when it begins.
@@ -13,7 +13,7 @@ from ..store import Study
 from ..store.local import local_path
 from ..store.settings import parse_layers
 from . import show_costs as show
-from .app import Config, Json, MeasureFlags, app
+from .app import Config, FinetuneFlags, Json, MeasureFlags, app
 from .flags import given, read_toml
 from .progress import progress_for
 
@@ -45,6 +45,36 @@ def measure(
     with progress_for() as progress:
         measured = run(folder, settings, progress)
     show.costs(measured, as_json)
+
+
+@app.command
+def finetune(
+    study: str,
+    /,
+    *,
+    config: Config = None,
+    flags: Annotated[FinetuneFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
+    as_json: Json = False,
+) -> None:
+    """Fine-tune the model with MLPs linearised or gated, and matched controls with them.
+
+    Trained on the fit documents of the study, learning rates chosen on its gate documents, scored on its test
+    documents. An interrupted run goes on where it was.
+
+    Parameters
+    ----------
+    study
+        A study that has been fitted; layers are chosen by what they cost where it has been measured too.
+    """
+    from ..collect.tuning_settings import parse
+
+    settings = parse({**read_toml(config), **given(flags)})
+    folder = local_path(study, "study")
+    from ..collect.tuning import finetune as run  # torch, once the settings are known to be good
+
+    with progress_for() as progress:
+        tuned = run(folder, settings, progress)
+    show.tuned(tuned, as_json)
 
 
 @app.command

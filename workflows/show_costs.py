@@ -1,7 +1,7 @@
 """What the commands that visit the model again print on standard output.
 
-In: a measured study, or the folder of an export. Out: a few aligned lines for a person, or one JSON document
-with `--json`. Cost: the table `interventions` of the study.
+In: a measured or fine-tuned study, or the folder of an export. Out: a few aligned lines for a person, or one
+JSON document with `--json`. Cost: one table of the study.
 """
 
 from collections import Counter
@@ -81,6 +81,28 @@ def _share(shares: Sequence[float]) -> str:
 def _without_nan(row: Row) -> dict[str, Any]:
     """NaN is no JSON: what is not known is null."""
     return {name: None if value != value else value for name, value in row.items()}
+
+
+def tuned(study: Study, as_json: bool) -> None:
+    """Of each arm and what it is compared with the excess after all steps, a column a store."""
+    rows = [row for row in study.table("finetune_summary").to_pylist() if row["last"]]
+    if as_json:
+        return print_json({"study": study.path, "finetune": [_without_nan(row) for row in rows]})
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        pair = (row["arm"], row["against"])
+        line = lines.setdefault(
+            pair, {"arm": pair[0], "against": pair[1], "tokens": f"{row['tokens_seen']:,}"}
+        )
+        of_seeds = [
+            one for one in rows if (one["arm"], one["against"], one["store"]) == (*pair, row["store"])
+        ]
+        mean = sum(one["excess_pct"] for one in of_seeds) / len(of_seeds)
+        line[f"perplexity, {row['store']}"] = f"{mean:+.2f} % ({row['verdict']})"
+    if lines:
+        print_table(list(lines.values()), list(next(iter(lines.values()))))
+    print(f"study: {study.path}\nnext: nearline report {typed(study.path)}")
+    return None
 
 
 def exported(folder: Path, as_json: bool) -> None:

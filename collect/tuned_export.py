@@ -1,0 +1,98 @@
+"""Take a fine-tuned arm away: its weights, and what stands in for its MLPs, as folders that need no study.
+
+In: the live model with the trained weights of an arm in it, and the layers that stand in. Out: `model/` (what
+`save_pretrained` writes) and, where MLPs are replaced or gated, `linearised/`, which `load_linearised` puts
+into that model. A gate of d + 1 numbers goes as a soft gate of the same g; one of d → 32 → 1 has no place in
+an export, and is refused. Cost: one copy of the weights on disk.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .anatomy import Anatomy
+from .exported_folder import Exported, ExportedModel, write_exported
+from .gate_routing import GateRouter
+from .gate_routing import Piece as GatePiece
+from .hashes import config_hash, weights_hash
+from .interventions import parse_intervention
+from .replacements import Constant, LinearMap
+from .substitutes import Replacement, Substitute
+from .tuned_layers import TunedLayer
+
+MODEL: Final = "model"
+LINEARISED: Final = "linearised"
+_NAMES: Final[Mapping[str, str]] = {
+    "linear": "linear",
+    "trainable": "linear",
+    "mean": "mean",
+    "zero": "zero",
+    "soft": "soft@input",
+    "scaled": "soft@input",
+}
+
+
+def tuned_substitutes(layers: Mapping[int, TunedLayer]) -> dict[int, Substitute]:
+    """What stands in for each MLP, as an export holds it; copies."""
+    return {
+        layer: Substitute(parse_intervention(_NAMES[one.body]), layer, _replacement(one), _router(one))
+        for layer, one in layers.items()
+    }
+
+
+def export_tuned(
+    folder: Path,
+    net: Anatomy,
+    substitutes: Mapping[int, Substitute],
+    special_ids: tuple[int, ...],
+    name: str,
+) -> None:
+    """Write both folders; what was there of an earlier export goes. Nothing stands in for an MLP of the live
+    model meanwhile: its weights are saved as they are.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    model: Any = net.model
+    model.save_pretrained(folder / MODEL)
+    if substitutes:
+        facts = ExportedModel(
+            name=name,
+            revision=None,
+            config_hash=config_hash(model.config),
+            weights_hash=weights_hash(model),
+            n_layers=net.n_layers,
+            d_model=net.d_model,
+        )
+        write_exported(folder / LINEARISED, Exported(facts, special_ids, substitutes))
+
+
+def _replacement(one: TunedLayer) -> Replacement:
+    weight, bias = (_plain(value) for value in (one.weight, one.bias))
+    if one.body == "scaled":
+        return Constant(torch.zeros_like(bias))
+    return Constant(bias) if one.body in ("mean", "zero") else LinearMap(weight, bias)
+
+
+def _router(one: TunedLayer) -> GateRouter | None:
+    """p(linear) = 1 − g = σ(−w·x − b)."""
+    if one.gate is None:
+        return None
+    none = torch.zeros(0)
+    return GateRouter(
+        pieces=(GatePiece("x", own=-_plain(one.gate.out.weight)[0]),),
+        bias=-float(one.gate.out.bias.detach()),
+        threshold=0.5,
+        centred=False,
+        eps=None,
+        positions=None,
+        types=none.long(),
+        type_means=none,
+        grand_mean=0.0,
+    )
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value.detach().float().cpu().clone()

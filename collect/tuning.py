@@ -1,0 +1,138 @@
+"""Fine-tune linearised models against matched controls, on the stores of a study.
+
+In: a fitted study, and the model that its stores name (or a live one, which is left as it was). Out: the
+step `finetune` of the study: table `finetune_scores` (sums of losses over groups at every point of every arm)
+and the tables that follow from it. Trained on windows of the fit split, learning rates chosen on gate rows,
+scored on test rows. Everything that can be refused is refused before the model is loaded. What is done is
+kept aside course by course, point by point: an experiment that was stopped goes on to the same bytes. Cost:
+per course, seed and learning rate its steps and points; two copies of the weights, gradients and the
+optimiser's state.
+"""
+
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from ..analyze.currency import drop_stale
+from ..analyze.finetune_tables import write_finetune_tables
+from ..store import Progress, Study, UsageError, silent
+from ..store.disk import claimed
+from ..store.staging import StagedStudy
+from . import study_model
+from .anatomy import anatomy
+from .measure_settings import MeasureSettings
+from .models import LoadedModel
+from .study_model import compute_of
+from .tuning_arms import ARMS
+from .tuning_data import Windows, require_unseen, training_windows
+from .tuning_experiment import Experiment
+from .tuning_pieces import LOCK, TuningPieces
+from .tuning_request import STEP, TuningRequest, tuning_request
+from .tuning_run import put_weights
+from .tuning_settings import FinetuneSettings
+
+COMPUTED_WITH: Final = ("nearline", "torch", "transformers", "accelerate", "numpy", "pyarrow")
+_LOG = logging.getLogger("nearline")
+
+
+def finetune(
+    study_path: str | Path,
+    settings: FinetuneSettings | None = None,
+    progress: Progress = silent,
+    *,
+    model: nn.Module | None = None,
+) -> Study:
+    """Train and score all arms into the study; nothing is done where they are current.
+
+    `model`: the model itself, in float32, where it is alive already. By default it is loaded from where the
+    settings say, or the harvest had it.
+    """
+    study = Study.open(study_path)
+    request = tuning_request(study, settings or FinetuneSettings())
+    if request.is_current():
+        _LOG.info("finetune: %s is current for these settings; nothing to do", study.path)
+        return study
+    stores = request.evidence.stores
+    readers = {name: rows.reader for name, rows in stores.items()}
+    windows = training_windows(readers[request.train_on])
+    require_unseen(request.train_on, windows, readers)
+    with claimed(study.path / LOCK) as mine:
+        if mine is False:
+            raise UsageError(f"another process is fine-tuning {study.path}; let it finish first")
+        how = _how_to_load(request)
+        if model is None:
+            loaded = study_model.load_for(how, readers)
+        else:
+            loaded = study_model.described(model, readers)
+        threads = compute_of(how, request.evidence.fitted.reader).torch_threads
+        with _lent(loaded.model, threads) as original:
+            _experiment(request, loaded, original, windows, progress)
+    return study
+
+
+def _experiment(
+    request: TuningRequest,
+    loaded: LoadedModel,
+    original: Mapping[str, Tensor],
+    windows: Windows,
+    progress: Progress,
+) -> None:
+    net = anatomy(loaded.model)
+    if net.dtype != torch.float32:
+        raise UsageError(f"the model is in {net.dtype}; weights are trained in float32: load it so")
+    key = {
+        "inputs": dict(request.inputs),
+        "settings": request.resolved,
+        "weights": loaded.weights_hash,
+        "device": net.device.type,
+        "attention": loaded.attention,
+        "threads": torch.get_num_threads(),
+    }
+    pieces = TuningPieces.open(request.study.path, key)
+    experiment = Experiment(request, net, original, windows, pieces, progress)
+    found = experiment.run()
+    experiment.keep(loaded.name, request.study)
+    facts = {"versions": {name: metadata.version(name) for name in COMPUTED_WITH}, **key}
+    with StagedStudy.writing(request.study) as study:
+        before = study.provenance().get(STEP, {"outputs": {}})["outputs"]
+        against = {arm: ARMS[arm].against for arm in request.arms}
+        outputs = write_finetune_tables(study, found.scores, found.gates, request.evidence.fit_on, against)
+        study.commit(outputs, sorted(before))
+    request.study.record_step(
+        STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts
+    )
+    drop_stale(request.study)
+    pieces.remove()
+
+
+def _how_to_load(request: TuningRequest) -> MeasureSettings:
+    names = "model revision gguf_file adapter device attention trust_remote_code allow_pickle threads"
+    return MeasureSettings(
+        dtype="float32", **{name: getattr(request.settings, name) for name in names.split()}
+    )
+
+
+@contextmanager
+def _lent(model: nn.Module, threads: int) -> Generator[Mapping[str, Tensor]]:
+    """Its weights, copied. Whatever is done to the model meanwhile, it is left as it was: weights, flags,
+    threads.
+    """
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    asks = {name: one.requires_grad for name, one in model.named_parameters()}
+    training, before = model.training, torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield weights
+    finally:
+        torch.set_num_threads(before)
+        put_weights(model, weights)
+        for name, one in model.named_parameters():
+            one.requires_grad_(asks[name])
+            one.grad = None
+        model.train(training)

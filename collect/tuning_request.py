@@ -1,0 +1,213 @@
+"""What one call of `finetune` asks for, checked against the study, before any model is loaded.
+
+In: a study and settings. Out: a frozen `TuningRequest` (layers in the order in which they are replaced,
+courses with their stages and points, stores) with the digests that its results depend on, or one sentence on
+what is missing. Torch is not loaded. Cost: the token columns of the stores.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Bool
+
+from ..analyze.analyze_settings import AnalyzeSettings
+from ..analyze.cost_rows import cheapest, layer_costs
+from ..analyze.evidence import Evidence
+from ..analyze.gathering import SURROGATES, check_files, gather
+from ..analyze.population import GATE, TEST, UNSEEN
+from ..analyze.stores import spell_layers
+from ..store import IncompleteError, Study, UsageError
+from ..store.names import typed
+from ..store.settings import parse_layers
+from .measure_request import recorded_digest, rows_path
+from .measure_settings import chosen_set
+from .tuning_arms import ARMS, COURSES, courses_of, with_controls
+from .tuning_settings import FinetuneSettings
+
+STEP: Final = "finetune"
+# Raised whenever the same stores, settings and model give other numbers: older results are then not current.
+RESULTS_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers that are replaced now, and the steps that follow."""
+
+    layers: tuple[int, ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TuningRequest:
+    """What to train and to score. `layers`: in the order in which they are replaced."""
+
+    evidence: Evidence
+    settings: FinetuneSettings
+    arms: tuple[str, ...]
+    layers: tuple[int, ...]
+    stores: tuple[str, ...]
+    train_on: str
+    inputs: Mapping[str, str]
+
+    @property
+    def study(self) -> Study:
+        return self.evidence.study
+
+    @property
+    def courses(self) -> tuple[str, ...]:
+        return courses_of(self.arms)
+
+    @property
+    def first_steps(self) -> int:
+        """Steps of a first phase."""
+        return sum(stage.steps for stage in self._schedule())
+
+    @property
+    def gate_steps(self) -> int:
+        """Steps of a second phase; every first phase that is compared with one goes on for as many."""
+        two_phases = any(ARMS[arm].second for arm in self.arms)
+        return self.settings.gate_steps if two_phases else 0
+
+    def stages(self, course: str) -> tuple[Stage, ...]:
+        """The stages of a course. A second phase, and gates from the start, have one."""
+        one = COURSES[course]
+        if one.learns == "nothing":
+            return (Stage(self.layers, 0),)
+        if one.learns == "gates":
+            return (Stage(self.layers, self.settings.gate_steps),)
+        *before, last = self._schedule()
+        return (*before, Stage(last.layers, last.steps + self.gate_steps))
+
+    def points(self, course: str) -> tuple[int, ...]:
+        """The steps of a course after which it is scored; 0 is before the first."""
+        stages, n_points = self.stages(course), self.settings.points
+        total = sum(stage.steps for stage in stages)
+        if COURSES[course].learns in ("gates", "nothing"):
+            return tuple(sorted({0, *_evenly(total, n_points)}))
+        ends = np.cumsum([stage.steps for stage in self._schedule()]).tolist()
+        more = [self.first_steps + step for step in _evenly(self.gate_steps, n_points)]
+        return tuple(sorted({0, *_evenly(self.first_steps, n_points), *ends, *more}))
+
+    def learning_rates(self, course: str) -> tuple[float, ...]:
+        match COURSES[course].learns:
+            case "gates":
+                return self.settings.gate_learning_rates
+            case "nothing":
+                return (0.0,)
+            case _:
+                return self.settings.learning_rates
+
+    def scored(self, store: str, split: int) -> Bool[np.ndarray, "token"]:
+        """Held-out body rows with a target."""
+        rows = self.evidence.stores[store]
+        found = np.zeros(rows.population.split.size, bool)
+        if split == TEST:
+            found[self.evidence.test_rows(store)] = True
+        else:
+            found[rows.population.rows(GATE)] = True
+            found &= rows.population.fold == UNSEEN
+        return found & (rows.population.target_id >= 0)
+
+    def is_current(self) -> bool:
+        return self.study.step_is_current(STEP, self.inputs, self.resolved)
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """Settings as they came out."""
+        chosen = {
+            "arms": list(self.arms),
+            "layers": list(self.layers),
+            "stores": list(self.stores),
+            "train_on": self.train_on,
+            "results_version": RESULTS_VERSION,
+        }
+        return self.settings.results() | chosen
+
+    def _schedule(self) -> tuple[Stage, ...]:
+        """The stages of a first phase, without the steps that a second one would take."""
+        settings = self.settings
+        if settings.schedule == "at_once" or len(self.layers) < 2:
+            return (Stage(self.layers, settings.steps),)
+        *before, last = self.layers
+        return (*(Stage((layer,), settings.stage_steps) for layer in before), Stage((last,), settings.steps))
+
+
+def _evenly(steps: int, n: int) -> list[int]:
+    return sorted({max(1, round(steps * point / n)) for point in range(1, n + 1)}) if steps else []
+
+
+def finetune_is_current(study: Study, settings: FinetuneSettings) -> bool:
+    """Whether `finetune` with these arguments would have nothing to do. Loads no model."""
+    return STEP in study.provenance() and tuning_request(study, settings).is_current()
+
+
+def tuning_request(study: Study, settings: FinetuneSettings) -> TuningRequest:
+    """What these settings ask of a study; everything that can be refused without the model is refused."""
+    evidence = gather(study, AnalyzeSettings())
+    check_files(study, [SURROGATES])
+    names = list(evidence.stores)
+    for name in (*settings.stores, *([settings.train_on] if settings.train_on else [])):
+        if name not in names:
+            raise UsageError(f"{name!r} is no store of {study.path}; it has {', '.join(names)}")
+    stores = tuple(name for name in names if not settings.stores or name in settings.stores)
+    layers = _layers(evidence, settings)
+    used = dict.fromkeys((evidence.fit_on, *stores, settings.train_on or evidence.fit_on))
+    paths = [SURROGATES, *(rows_path(study, name) for name in used)]
+    inputs = {path: recorded_digest(study, path) for path in paths}
+    inputs |= {name: str(evidence.stores[name].reader.digest) for name in used}
+    request = TuningRequest(
+        evidence,
+        settings,
+        with_controls(settings.arms),
+        layers,
+        stores,
+        settings.train_on or evidence.fit_on,
+        inputs,
+    )
+    _check_rows(request)
+    for arm in settings.keep:
+        if COURSES[ARMS[arm].last].body in ("soft", "scaled") and settings.gate != "linear":
+            raise UsageError(f"keep={arm}: a gate of d → 32 → 1 cannot be exported; train with gate=linear")
+    return request
+
+
+def _layers(evidence: Evidence, settings: FinetuneSettings) -> tuple[int, ...]:
+    """Layers in the order in which they are replaced."""
+    study, chosen = evidence.study, chosen_set(settings.layers)
+    costs = layer_costs(study.table("measured"), evidence.fit_on) if study.has_table("measured") else {}
+    if (chosen or settings.schedule == "cheapest") and not costs:
+        raise IncompleteError(
+            f"layers={settings.layers}, schedule={settings.schedule}: layers are chosen by what they cost, "
+            f"and {study.path} has no measurement yet: run `nearline measure {typed(study.path)}` first, or "
+            "name layers such as --layers 3,5-8"
+        )
+    order = list(cheapest(costs, len(costs)))
+    layers = order[: chosen[1]] if chosen else _given(settings.layers)
+    if missing := [layer for layer in layers if layer not in evidence.layers]:
+        raise UsageError(
+            f"layers={settings.layers}: layer {missing[0]} was not fitted; {study.path} has "
+            f"{spell_layers(evidence.layers)}"
+        )
+    if settings.schedule == "cheapest":
+        return tuple(sorted(layers, key=order.index))
+    if settings.schedule == "random":
+        return tuple(np.random.default_rng(settings.seeds[0]).permutation(sorted(layers)).tolist())
+    return tuple(layers if settings.schedule == "given" else sorted(layers))
+
+
+def _given(text: str) -> list[int]:
+    """Layers in the order in which they are written."""
+    return list(dict.fromkeys(layer for part in text.split(",") for layer in parse_layers(part)))
+
+
+def _check_rows(request: TuningRequest) -> None:
+    for name in request.stores:
+        if not request.scored(name, TEST).any():
+            raise UsageError(f"store {name}: no row of its test split can be scored: harvest more `tokens`")
+    if not request.scored(request.evidence.fit_on, GATE).any():
+        raise UsageError(
+            f"store {request.evidence.fit_on}: no row of its gate split can be scored, and learning rates "
+            "are chosen on these rows: harvest more `tokens`"
+        )

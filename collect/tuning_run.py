@@ -1,0 +1,234 @@
+"""One course of fine-tuning: from given weights, for given steps, by Hugging Face's `Trainer`.
+
+In: the live model, a course with its stages, a seed and a learning rate. Out: scores of held-out rows at
+points of the course, kept aside as they come; the weights that learned, at its end or where another course
+goes on. A course that was stopped goes on from its last point, to the same losses. What must not learn is
+compared by digest before and after. Cost: the steps, `points` evaluations, and two digests of the weights.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import blake3
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from ..store.errors import ProofFailed
+from .linearised import SUBMODULE
+from .tuned_layers import Tuned
+from .tuning_arms import Course
+from .tuning_data import Batches, Windows, collate
+from .tuning_request import Stage
+from .tuning_settings import FinetuneSettings
+
+WEIGHTS: Final = "trained.safetensors"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What one course is made of. `points`: steps of the whole course after which it is scored."""
+
+    course: Course
+    stages: tuple[Stage, ...]
+    seed: int
+    learning_rate: float
+    points: tuple[int, ...]
+
+
+def chosen_weights(model: nn.Module, run: Run, layers: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
+    """The weights that learn, by name; `requires_grad` says so afterwards. `layers`: modules of the chosen
+    MLPs.
+    """
+    kept = {id(weight) for module in layers for weight in module.parameters()}
+    found: dict[str, nn.Parameter] = {}
+    for name, weight in model.named_parameters():
+        ours = f".{SUBMODULE}." in f".{name}"
+        match run.course.learns:
+            case "all":
+                learns = True
+            case "rest":
+                learns = id(weight) not in kept if not ours else run.course.body == "trainable"
+            case "gates":
+                learns = ours and ".gate." in name
+            case _:
+                learns = False
+        weight.requires_grad_(learns and weight.is_floating_point())
+        if weight.requires_grad:
+            found[name] = weight
+    return found
+
+
+def digest_of_frozen(model: nn.Module) -> str:
+    """Of all weights that do not learn, and of all buffers."""
+    digest = blake3.blake3()
+    # By parameters, not by the state: there a head that is tied to the embedding has a name of its own.
+    frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+    for name, value in sorted([*frozen, *model.named_buffers()], key=lambda pair: pair[0]):
+        digest.update(name.encode())
+        plain = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    return digest.hexdigest()
+
+
+def train_stage(
+    model: Any,
+    tuned: Tuned,
+    run: Run,
+    stage: Stage,
+    at: int,
+    before: int,
+    windows: Windows,
+    settings: FinetuneSettings,
+    folder: Path,
+    at_point: Callable[[int], None],
+) -> None:
+    """The steps of one stage, `at` steps into the course, which has the windows after those of `before`
+    steps; goes on from a checkpoint in `folder`.
+    """
+    a_step, first = settings.batch_sequences * settings.accumulate, before + at
+    order = windows.order(run.seed, (first + stage.steps) * a_step)[first * a_step :]
+    points = [one - at for one in run.points if at < one <= at + stage.steps]
+    frozen = digest_of_frozen(model)
+    with _same_config(model):
+        trainer = _Trainer(
+            tuned,
+            settings.sparsity if run.course.body == "soft" else 0.0,
+            model=model,
+            args=_arguments(run, stage, settings, folder, next(model.parameters()).device),
+            train_dataset=Batches(windows, order),
+            data_collator=collate,
+            callbacks=[_Points(frozenset(points), lambda step: at_point(at + step))],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
+    if digest_of_frozen(model) != frozen:
+        raise ProofFailed("weights that were to stay as they are have moved in training; this is a defect")
+
+
+def _arguments(
+    run: Run, stage: Stage, settings: FinetuneSettings, folder: Path, device: torch.device
+) -> TrainingArguments:
+    found = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=settings.batch_sequences,
+        gradient_accumulation_steps=settings.accumulate,
+        max_steps=stage.steps,
+        learning_rate=run.learning_rate,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        seed=run.seed,
+        data_seed=run.seed,
+        bf16=settings.dtype == "bfloat16",
+        use_cpu=device.type == "cpu",
+        activation_checkpointing=settings.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+        save_strategy="no",  # the callback asks for it
+        save_total_limit=1,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        log_level="error",
+    )
+    _ = found.device
+    found._n_gpu = min(found._n_gpu, 1)  # replicas would share the state of what stands in
+    return found
+
+
+@contextmanager
+def _same_config(model: Any) -> Generator[None]:
+    """A `Trainer` switches the cache off in the model's configuration, which is part of what a model is."""
+    before = copy.deepcopy(vars(model.config))
+    try:
+        yield
+    finally:
+        vars(model.config).clear()
+        vars(model.config).update(before)
+
+
+class _Points(TrainerCallback):
+    """Scores and saves after chosen steps."""
+
+    def __init__(self, steps: frozenset[int], at_point: Callable[[int], None]) -> None:
+        self._steps, self._at_point = steps, at_point
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if state.global_step in self._steps:
+            self._at_point(state.global_step)
+            control.should_save = True
+
+
+class _Trainer(Trainer):
+    """Windows in the order given; a penalty on gates; checkpoints hold what learns, as safetensors."""
+
+    def __init__(self, tuned: Tuned, sparsity: float, **given: Any) -> None:
+        super().__init__(**given)
+        self._tuned, self._sparsity = tuned, sparsity
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        data: Any = train_dataset if train_dataset is not None else self.train_dataset
+        return SequentialSampler(data)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        found: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = found if return_outputs else (found, None)
+        gate = self._tuned.mean_gate()
+        if gate is not None and self._sparsity:
+            loss = loss + self._sparsity * gate.to(loss.device) / self.args.gradient_accumulation_steps
+        return (loss, outputs) if return_outputs else loss
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(trained(self.model), folder / WEIGHTS)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        there: Any = self.model if model is None else model
+        put_weights(there, load_weights(Path(resume_from_checkpoint) / WEIGHTS))
+
+
+def trained(model: Any) -> dict[str, Float[Tensor, "..."]]:
+    """The weights that learn, as they are now."""
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def standing(model: Any) -> dict[str, Float[Tensor, "..."]]:
+    """The weights that learn, and those that stand in for MLPs."""
+    ours = {name: one for name, one in model.named_parameters() if f".{SUBMODULE}." in f".{name}"}
+    return trained(model) | {name: one.detach() for name, one in ours.items()}
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: one.contiguous().cpu() for name, one in weights.items()}, str(path))
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    return load_file(path)
+
+
+def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Into the weights of these names, in place; others stay."""
+    there = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in weights.items():
+            there[name].copy_(value)
+
+
+logging.getLogger("transformers.trainer").setLevel(logging.ERROR)

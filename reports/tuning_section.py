@@ -1,0 +1,194 @@
+"""Section "Does training with linear MLPs gain anything?": arms of a fine-tuning against matched controls.
+
+In: the tables `finetune` and `finetune_summary`, and `finetune_gates` where gates were trained. Out: HTML,
+empty without them. Cost: one figure, three tables.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from . import findings, text
+from .axes import ends_of
+from .figure import figure
+from .layout import numbers, section
+from .multiples import Panel, curves, panel
+from .results import Results
+from .sections import grouping
+from .tables import Column, Row, between, house, value
+
+KEY, HEADING = "tuning", "Does training with linear MLPs gain anything?"
+CONTROL = "control_matched"
+_SHOWN = ("control", CONTROL, "linear", "gated", "restored", "scaled")
+
+_CURVES = (
+    "Mean loss on test rows less that of the model before any step, in nats a token, by tokens trained on; "
+    "the mean over seeds, bars from the lowest seed to the highest. Dashed: 0, the model as it was. Every "
+    "arm saw the same windows in the same order for the same steps, each at the learning rate that was best "
+    "for it on gate rows. An arm has shown something only where it lies below its control at equal tokens. "
+    "<em>control</em> trains everything and replaces nothing; <em>control_matched</em> trains what "
+    "<em>linear</em> may; <em>restored</em> has its MLPs back after <em>linear</em>; <em>scaled</em> has a "
+    "gate on the MLP and no linear path."
+)
+_PAPER = (
+    "The paper (2603.03459) reports −10.2 % for four linear layers of GPT-2 Medium after 512k tokens, and "
+    "−17.3 % for gates after 1.28M, against the untuned model; its control run with nothing replaced reached "
+    "−20.6 % after 512k. Compared at equal tokens, as here, its linear arm is 13 % worse than its control."
+)
+
+
+def _last(results: Results) -> pl.DataFrame:
+    return results.tables["finetune_summary"].filter("last")
+
+
+def claim(results: Results) -> str:
+    """What the linear arm, or the first one there is, gained over its control on each corpus."""
+    rows = _last(results)
+    pairs = [
+        (arm, other)
+        for arm, other in rows.select("arm", "against").unique(maintain_order=True).rows()
+        if other != "base"
+    ]
+    if not pairs:
+        return "No arm was compared with a control"
+    chosen = ("linear", CONTROL) if ("linear", CONTROL) in pairs else pairs[0]
+    mine = rows.filter(pl.col("arm") == chosen[0], pl.col("against") == chosen[1])
+    found = []
+    for (series,), frame in mine.group_by("series", maintain_order=True):
+        where = f" on {findings.label(results, int(str(series)), 40)}" if len(results.stores) > 1 else ""
+        change = text.change(_mean(frame["excess_pct"].to_list()))
+        found.append(f"{change} of perplexity{where} ({text.name(frame['verdict'][0], 24)})")
+    arm, other = (text.name(one, 24) for one in chosen)
+    return f"After the same tokens, {arm} against {other}: {text.listing(found)}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _panels(results: Results) -> list[Panel]:
+    frame = results.tables["finetune"].filter("chosen", pl.col("split") == "test")
+    start = frame.filter(pl.col("arm") == "base").select("series", base="nll")
+    change = frame.join(start, on="series").with_columns(change=pl.col("nll") - pl.col("base"))
+    # Where a second phase begins, it speaks for the step.
+    change = change.filter(pl.col("phase") == pl.col("phase").max().over("arm", "seed", "step"))
+    by_seed = change.group_by("arm", "series", "step", maintain_order=True).agg(
+        tokens=pl.col("tokens_seen").mean(),
+        mean=pl.col("change").mean(),
+        low=pl.col("change").min(),
+        high=pl.col("change").max(),
+    )
+    there = by_seed["arm"].unique(maintain_order=True).to_list()
+    return [
+        panel(
+            arm,
+            by_seed.filter(pl.col("arm") == arm).sort("series", "step"),
+            "mean",
+            ("low", "high"),
+            x="tokens",
+        )
+        for arm in _SHOWN
+        if arm in there
+    ]
+
+
+def _figure(results: Results) -> str:
+    panels = _panels(results)
+    if not panels:
+        return ""
+    domain = ends_of(panels)
+    return figure(
+        "tuning",
+        results,
+        claim(results),
+        _CURVES,
+        lambda size: curves(
+            panels,
+            axes=("tokens trained on [1]", "change of loss [nats a token]"),
+            domain=domain,
+            rule=0.0,
+            size=size,
+        ),
+        _PAPER,
+    )
+
+
+def excess_table(results: Results) -> str:
+    """Every arm against everything it is compared with, at the last point, seed by seed."""
+    columns = [
+        Column("arm", value("arm", lambda name: text.name(name, 24)), number=False),
+        Column("against", value("against", lambda name: text.name(name, 24)), number=False),
+        Column("verdict", value("verdict", lambda word: text.name(word, 24)), number=False),
+        Column("seed", value("seed", str)),
+        Column("tokens", value("tokens_seen", text.count)),
+        Column("distinct", value("distinct_tokens", text.count)),
+        Column("excess [nats a token]", value("excess", text.nats)),
+        Column("95 % interval", between("lo", "hi", text.nats_interval)),
+        Column("perplexity", value("excess_pct", text.change)),
+        Column("95 % interval", between("lo_pct", "hi_pct", text.change_interval)),
+        Column("groups", value("n_groups", text.count)),
+    ]
+    rows = _last(results).sort("series", maintain_order=True).to_dicts()
+    return house(rows, columns, key="table-excess", caption=claim(results), group=grouping(results))
+
+
+def curves_table(results: Results) -> str:
+    """Every arm at every point, seed by seed, other learning rates too."""
+
+    def rate(row: Row) -> str:
+        return f"{row['learning_rate']:g}{'' if row['chosen'] else ' (not chosen)'}"
+
+    columns = [
+        Column("arm", value("arm", lambda name: text.name(name, 24)), number=False),
+        Column("seed", value("seed", str)),
+        Column("learning rate", rate, number=False),
+        Column("step", value("step", text.count)),
+        Column("tokens", value("tokens_seen", text.count)),
+        Column("rows", value("split", lambda name: text.name(name, 8)), number=False),
+        Column("loss [nats a token]", value("nll", lambda nats: text.number(nats, 4))),
+        Column("perplexity", value("ppl", lambda ppl: text.number(ppl, 2))),
+    ]
+    rows = results.tables["finetune"].sort("series", maintain_order=True).to_dicts()
+    return house(
+        rows, columns, key="table-finetune", caption="Every point of every arm", group=grouping(results)
+    )
+
+
+def gates_table(results: Results) -> str:
+    """How far gates went linear at the end, by layer."""
+    frame = results.tables["finetune_gates"].filter("chosen", pl.col("split") == "test")
+    last = frame.filter(pl.col("step") == pl.col("step").max().over("arm"))
+    columns = [
+        Column("layer", value("layer", str)),
+        Column("arm", value("arm", lambda name: text.name(name, 24)), number=False),
+        Column("seed", value("seed", str)),
+        Column("mean gate", value("mean_gate", lambda gate: text.number(gate, 3))),
+        Column("rows with g below 0.5", value("share_linear", text.percent)),
+    ]
+    rows: list[dict[str, Any]] = last.sort("series", maintain_order=True).to_dicts()
+    caption = (
+        "Gates at the end (1: the MLP alone); both paths are computed for every row, so no time is saved"
+    )
+    return house(rows, columns, key="table-tuned-gates", caption=caption, group=grouping(results))
+
+
+def is_there(results: Results) -> bool:
+    """Whether there is anything to show."""
+    return results.has("finetune", "finetune_summary")
+
+
+def answers(results: Results) -> list[str]:
+    """What the linear arm gained over its control."""
+    return [claim(results)] if is_there(results) else []
+
+
+def render(results: Results) -> str:
+    """The section; nothing where nothing was fine-tuned."""
+    if not is_there(results):
+        return ""
+    parts = [_figure(results), numbers("Every arm against its controls", excess_table(results))]
+    if results.has("finetune_gates"):
+        parts.append(numbers("Gates", gates_table(results)))
+    parts.append(numbers("Every point", curves_table(results)))
+    return section(KEY, HEADING, *parts)

@@ -1,0 +1,134 @@
+"""The tables of a fine-tuning, from planted sums of losses: means, excess over controls, and which arm may be
+called better.
+"""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from nearline.analyze.finetune_tables import FINETUNE_SCHEMAS, curves, summary
+from scipy import stats
+
+N_GROUPS = 30
+AGAINST = {"base": (), "control": ("base",), "linear": ("base", "control")}
+
+
+def scores(gains: dict[int, float], *, n_groups: int = N_GROUPS, seed: int = 0) -> pa.Table:
+    """Groups of unequal size; `linear` gains so many nats a token over `control` at the end, seed by seed."""
+    rng = np.random.default_rng(seed)
+    n_tokens = rng.integers(40, 200, n_groups)
+    rows: list[dict[str, Any]] = []
+
+    def add(arm: str, of_seed: int, step: int, mean: np.ndarray, rate: float, chosen: bool) -> None:
+        for group, (n, nll) in enumerate(zip(n_tokens.tolist(), (mean * n_tokens).tolist(), strict=True)):
+            rows.append(
+                {
+                    "arm": arm,
+                    "seed": of_seed,
+                    "learning_rate": rate,
+                    "chosen": chosen,
+                    "phase": 1,
+                    "step": step,
+                    "tokens_seen": 100 * step,
+                    "distinct_tokens": 50 * step,
+                    "store": "a",
+                    "split": "test",
+                    "group": group,
+                    "n_tokens": n,
+                    "nll": nll,
+                }
+            )
+
+    base = 3.0 + 0.5 * rng.standard_normal(n_groups)
+    add("base", min(gains), 0, base, 0.0, chosen=True)
+    for of_seed, gain in gains.items():
+        noise = 0.02 * rng.standard_normal((2, n_groups))
+        for step in (0, 2):
+            add("control", of_seed, step, base - 0.1 * step + (noise[0] if step else 0.0), 1e-3, chosen=True)
+            change = (0.05, noise[1] - 0.2 - gain)[step // 2]
+            add("linear", of_seed, step, base + change, 1e-3, chosen=True)
+        add("linear", of_seed, 2, base - 9.0, 1e-2, chosen=False)
+    return pa.Table.from_pylist(rows, FINETUNE_SCHEMAS["finetune_scores"])
+
+
+def summarised(table: pa.Table) -> pl.DataFrame:
+    found = pl.from_arrow(summary(table, "a", AGAINST))
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def test_means_are_over_tokens() -> None:
+    table = scores({0: 0.0})
+    found = pl.from_arrow(curves(table))
+    assert isinstance(found, pl.DataFrame)
+    for row in found.to_dicts():
+        of = pl.DataFrame(table).filter(
+            *(pl.col(name) == row[name] for name in ("arm", "seed", "step", "learning_rate"))
+        )
+        mean = of["nll"].to_numpy().sum() / of["n_tokens"].to_numpy().sum()
+        assert row["nll"] == pytest.approx(mean, rel=1e-12)
+        assert row["ppl"] == pytest.approx(np.exp(row["nll"]), rel=1e-12)
+        assert row["n_groups"] == N_GROUPS
+
+
+def test_an_excess_is_that_of_paired_groups() -> None:
+    """Against the linearised ratio, written out; what was not chosen does not count."""
+    table = scores({0: 0.01, 1: 0.01})
+    row = summarised(table).filter(pl.col("against") == "control", "last", pl.col("seed") == 1).to_dicts()[0]
+    rows = pl.DataFrame(table).filter("chosen", pl.col("seed") == 1, pl.col("step") == 2).sort("group")
+    n = rows.filter(pl.col("arm") == "linear")["n_tokens"].to_numpy().astype(float)
+    delta = (
+        rows.filter(pl.col("arm") == "linear")["nll"].to_numpy()
+        - rows.filter(pl.col("arm") == "control")["nll"].to_numpy()
+    )
+    mean = delta.sum() / n.sum()
+    leave_out = (delta.sum() - delta) / (n.sum() - n)
+    spread = np.sqrt((N_GROUPS - 1) / N_GROUPS * ((leave_out - leave_out.mean()) ** 2).sum())
+    assert row["excess"] == pytest.approx(mean, rel=1e-9)
+    degrees = n.sum() ** 2 / (n**2).sum() - 1
+    half = stats.t.ppf(0.975, degrees) * spread
+    assert (row["hi"] - row["lo"]) / 2 == pytest.approx(half, rel=0.02)
+    assert row["excess_pct"] == pytest.approx(100 * np.expm1(mean), rel=1e-9)
+    assert row["tokens_seen"] == 200
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [
+        ({0: 0.05, 1: 0.04, 2: 0.06}, "better"),
+        ({0: -0.05, 1: -0.04, 2: -0.06}, "worse"),
+        ({0: 0.05, 1: -0.05, 2: 0.05}, "cannot tell"),
+        ({0: 0.0, 1: 0.0, 2: 0.0}, "cannot tell"),
+    ],
+)
+def test_a_verdict_needs_every_seed(gains: dict[int, float], verdict: str) -> None:
+    found = summarised(scores(gains)).filter(pl.col("arm") == "linear", pl.col("against") == "control")
+    last = found.filter("last")
+    assert last["verdict"].to_list() == [verdict] * 3
+    assert found.filter(~pl.col("last"))["verdict"].to_list() == [""] * 3
+
+
+def test_few_groups_get_no_verdict() -> None:
+    found = summarised(scores({0: 0.5}, n_groups=19)).filter("last")
+    assert set(found["verdict"]) == {"too few documents"}
+
+
+def test_the_base_is_compared_at_every_step() -> None:
+    found = summarised(scores({0: 0.0, 1: 0.0})).filter(pl.col("against") == "base")
+    assert sorted(found.filter(pl.col("arm") == "linear")["step"].to_list()) == [0, 0, 2, 2]
+    start = found.filter(pl.col("arm") == "linear", pl.col("step") == 0)["excess"].to_list()
+    assert start == pytest.approx([0.05, 0.05], rel=1e-9)
+
+
+@pytest.mark.parametrize("n_sets", [40, pytest.param(400, marks=pytest.mark.long)])
+def test_noise_is_seldom_called_better_or_worse(n_sets: int) -> None:
+    """Three seeds of one study have to agree, so that far fewer than 5 % do by chance."""
+    called = 0
+    for number in range(n_sets):
+        found = summarised(scores({0: 0.0, 1: 0.0, 2: 0.0}, seed=number))
+        last = found.filter(pl.col("against") == "control", "last")
+        called += last["verdict"][0] in ("better", "worse")
+    print(f"{called} of {n_sets} studies of noise called better or worse")
+    assert called <= 0.05 * n_sets
