@@ -63,8 +63,10 @@ def claim(results: Results) -> str:
     return f"After the same tokens, {arm} against {other}: {text.listing(found)}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None where a seed has no number: its training diverged."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def _panels(results: Results) -> list[Panel]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from helpers_reports_analyses import ANALYSIS_SETTINGS
 from helpers_reports_costs import MEASURE_SCHEMAS, MEASURE_SETTINGS
 from nearline.analyze.analysis_tables import ANALYSIS_SCHEMAS
+from nearline.analyze.finetune_tables import FINETUNE_SCHEMAS
 from nearline.analyze.results import SCHEMAS
 from nearline.reports.columns import MEASURE, step_of
 from nearline.reports.results import Results, assemble
@@ -227,7 +228,7 @@ SETTINGS = {"alpha": "cv", "folds": 5, "linear_at": LINEAR_AT, "seed": 0}
 
 def arrow(table: str, content: list[dict[str, Any]]) -> pa.Table:
     """The rows with the types that fit and analyze write; a column that no row has is left out."""
-    schema = (SCHEMAS | ANALYSIS_SCHEMAS | MEASURE_SCHEMAS)[table]
+    schema = (SCHEMAS | ANALYSIS_SCHEMAS | MEASURE_SCHEMAS | FINETUNE_SCHEMAS)[table]
     fields = [field for field in schema if not content or field.name in content[0]]
     return pa.Table.from_pylist(content, schema=pa.schema(fields))
 

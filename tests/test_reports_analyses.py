@@ -43,6 +43,7 @@ from nearline.reports.columns import ANALYSIS_TABLES
 from nearline.reports.columns import OPTIONAL as ALL_OPTIONAL
 from nearline.reports.cost_columns import COST_COLUMNS
 from nearline.reports.results import Results, read
+from nearline.reports.tuning_columns import TUNING_COLUMNS
 from nearline.store import DamageError, Study, UsageError
 
 STORES = ("gpt2-python", "gpt2-scientific")
@@ -57,7 +58,9 @@ FIGURES = {
 BEFORE = {"r2", "need", "shares", "skew", "histograms"}
 LINE = "Not run on this study"
 # Those of a measurement have tests of their own.
-OPTIONAL = {name: columns for name, columns in ALL_OPTIONAL.items() if name not in COST_COLUMNS}
+OPTIONAL = {
+    name: columns for name, columns in ALL_OPTIONAL.items() if name not in {**COST_COLUMNS, **TUNING_COLUMNS}
+}
 
 
 def everything(stores: tuple[str, ...] = STORES, n_layers: int = 4, **more: Any) -> Rows:

@@ -98,7 +98,8 @@ def tuned(study: Study, as_json: bool) -> None:
             one for one in rows if (one["arm"], one["against"], one["store"]) == (*pair, row["store"])
         ]
         mean = sum(one["excess_pct"] for one in of_seeds) / len(of_seeds)
-        line[f"perplexity, {row['store']}"] = f"{mean:+.2f} % ({row['verdict']})"
+        shown = f"{mean:+.2f} %" if mean == mean else "diverged"
+        line[f"perplexity, {row['store']}"] = f"{shown} ({row['verdict']})"
     if lines:
         print_table(list(lines.values()), list(next(iter(lines.values()))))
     print(f"study: {study.path}\nnext: nearline report {typed(study.path)}")

@@ -1,0 +1,153 @@
+"""The section of a fine-tuning: there where one was run, claims as strong as verdicts, strings stay text."""
+
+import re
+from typing import Any
+
+import pytest
+from helpers_reports import make_results, make_tables
+from helpers_reports_pages import HOSTILE, Structure, draw_nothing, figures, plain
+from nearline.analyze.finetune_tables import FINETUNE_SCHEMAS
+from nearline.reports import page, tuning_section
+from nearline.reports.tuning_columns import TUNING_COLUMNS
+
+STORES = ("gpt2-python", "gpt2-scientific")
+ARMS = ("base", "control", "control_matched", "linear", "gated")
+PAIRS = (("linear", "base"), ("linear", "control_matched"), ("linear", "control"), ("gated", "linear"))
+VERDICT = "cannot tell"
+
+
+def everything(verdict: str = VERDICT, stores: tuple[str, ...] = STORES) -> dict[str, list[dict[str, Any]]]:
+    """Two seeds, two points; `linear` lies 2 % above its control."""
+    where = [(store, seed) for store in stores for seed in (0, 1)]
+    points = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "learning_rate": 1e-4,
+            "chosen": True,
+            "phase": 1,
+            "step": step,
+            "tokens_seen": 1000 * step,
+            "distinct_tokens": 900 * step,
+            "store": store,
+            "split": "test",
+            "n_tokens": 4000,
+            "n_groups": 30,
+            "nll": 3.0 - 0.01 * number - 0.02 * step,
+            "ppl": 20.0,
+        }
+        for store, seed in where
+        for number, arm in enumerate(ARMS)
+        for step in ((0,) if arm == "base" else (0, 5))
+    ]
+    excess = [
+        {
+            "arm": arm,
+            "against": other,
+            "store": store,
+            "in_domain": store == stores[0],
+            "seed": seed,
+            "learning_rate": 1e-4,
+            "against_learning_rate": 1e-4,
+            "step": 5,
+            "tokens_seen": 5000,
+            "distinct_tokens": 4500,
+            "last": True,
+            "n_tokens": 4000,
+            "n_groups": 30,
+            "nll": 3.0,
+            "against_nll": 2.98,
+            "excess": 0.0198,
+            "lo": -0.01,
+            "hi": 0.05,
+            "excess_pct": 2.0,
+            "lo_pct": -1.0,
+            "hi_pct": 5.13,
+            "verdict": verdict,
+        }
+        for store, seed in where
+        for arm, other in PAIRS
+    ]
+    gates = [
+        {
+            "arm": "gated",
+            "seed": seed,
+            "learning_rate": 1e-2,
+            "chosen": True,
+            "phase": 2,
+            "step": 5,
+            "tokens_seen": 5000,
+            "distinct_tokens": 4500,
+            "store": store,
+            "split": "test",
+            "layer": 1,
+            "mean_gate": 0.356,
+            "share_linear": 0.72,
+        }
+        for store, seed in where
+    ]
+    tables = {"finetune": points, "finetune_summary": excess, "finetune_gates": gates}
+    return {**make_tables(stores, n_layers=2), **tables}
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_nothing(monkeypatch)
+
+
+def test_what_is_read_is_what_is_written() -> None:
+    for name, columns in TUNING_COLUMNS.items():
+        assert set(columns) <= set(FINETUNE_SCHEMAS[name].names)
+    rows = everything()
+    assert all(set(rows[name][0]) == set(FINETUNE_SCHEMAS[name].names) for name in TUNING_COLUMNS)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("stores", [("only",), STORES])
+def test_the_section_claims_what_its_verdicts_allow(stores: tuple[str, ...]) -> None:
+    for verdict in ("better", "worse", VERDICT, "too few documents"):
+        found = make_results(everything(verdict, stores))
+        document = page.render(found)
+        Structure(document)
+        assert "tuning" in figures(document)
+        claim = tuning_section.claim(found)
+        assert claim.startswith("After the same tokens, linear against control_matched: ")
+        assert claim.count(f"({verdict})") == len(stores)
+        assert '<a href="#tuning">Training</a>' in document
+        shown = plain(document.partition("</style>")[2])
+        for number in ("0.356", "72", "5.1"):
+            assert number in shown
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_a_fine_tuning_nothing_is_said() -> None:
+    for rows in (make_tables(STORES, n_layers=2), everything() | {name: [] for name in TUNING_COLUMNS}):
+        document = page.render(make_results(rows))
+        assert "tuning" not in figures(document)
+        assert "Training" not in document
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_values_that_are_not_there_leave_no_trace() -> None:
+    rows = everything("too few documents")
+    for name in TUNING_COLUMNS:
+        reals = [field.name for field in FINETUNE_SCHEMAS[name] if str(field.type) == "double"]
+        rows[name] = [row | dict.fromkeys(set(reals) - {"learning_rate"}, float("nan")) for row in rows[name]]
+    document = page.render(make_results(rows))
+    shown = plain(document.partition("</style>")[2])
+    assert not re.search(r"\b(?:nan|NaN|None(?! is accepted)|null|inf)\b", shown)
+    Structure(document)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_stored_strings_stay_text(hostile: str) -> None:
+    rows = everything()
+    for name in TUNING_COLUMNS:
+        for row in rows[name]:
+            row |= {key: f"{hostile}{row[key]}" for key in {"arm", "against", "verdict"} & row.keys()}
+    document = page.render(make_results(rows))
+    tags = {tag for tag, _ in Structure(document).tags}
+    assert not {"script", "img", "iframe", "link", "form"} & tags
+    assert document.count("<style>") == 1
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]", document)
