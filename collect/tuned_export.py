@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..store import durable
 from .anatomy import Anatomy
 from .exported_folder import Exported, ExportedModel, write_exported
 from .gate_routing import GateRouter
@@ -51,12 +52,13 @@ def export_tuned(
     special_ids: tuple[int, ...],
     name: str,
 ) -> None:
-    """Write both folders; what was there of an earlier export goes. Nothing stands in for an MLP of the live
-    model meanwhile: its weights are saved as they are.
+    """Write both folders; those of an earlier export give way when these are whole. Nothing stands in for an
+    MLP of the live model meanwhile: its weights are saved as they are.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    aside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
     model: Any = net.model
-    model.save_pretrained(folder / MODEL)
+    model.save_pretrained(aside / MODEL)
     if substitutes:
         facts = ExportedModel(
             name=name,
@@ -66,7 +68,8 @@ def export_tuned(
             n_layers=net.n_layers,
             d_model=net.d_model,
         )
-        write_exported(folder / LINEARISED, Exported(facts, special_ids, substitutes))
+        write_exported(aside / LINEARISED, Exported(facts, special_ids, substitutes))
+    durable.replace_folder(aside, folder)
 
 
 def _replacement(one: TunedLayer) -> Replacement:

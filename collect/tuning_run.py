@@ -17,13 +17,14 @@ from typing import Any, Final
 import blake3
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..store import durable
 from ..store.errors import ProofFailed
 from .linearised import SUBMODULE
 from .tuned_layers import Tuned
@@ -216,7 +217,7 @@ def standing(model: Any) -> dict[str, Float[Tensor, "..."]]:
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: one.contiguous().cpu() for name, one in weights.items()}, str(path))
+    durable.write_file(path, save({name: one.contiguous().cpu() for name, one in weights.items()}))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

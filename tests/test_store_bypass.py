@@ -49,6 +49,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "collect/measured_pieces.py",
         "np.memmap",
     ): "losses of rows, synced before their sums",
+    ("collect/tuned_export.py", "save_pretrained"): "a folder of transformers, put in place when it is whole",
     ("collect/stopping.py", "os.write"): "a word on the terminal, from a signal's handler",
     ("workflows/cli.py", "os.open"): "the null device, when a reader of our output went away",
 }
