@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..store import Study
+from .budget_tables import BUDGET_SCHEMAS
 from .cost_bounds import percent, perplexity
 from .influences import difference
 from .intervals import MIN_GROUPS, Estimates, bounds, critical_value, ratios
@@ -33,6 +34,16 @@ FINETUNE_SCHEMAS: Final = {
     "finetune_gates": schema(
         **_RUN, **_SEEN, store=TEXT, split=TEXT, layer=INT, **reals("mean_gate share_linear")
     ),
+    # What each arm computes at its end, a token of a store's test windows: `share_linear` of all tokens,
+    # those never replaced included, need no MLP, the mean over the layers replaced; `mlp_flops_saved` is a
+    # share of the MLPs of all layers, net of surrogates and gates, `flops_saved` of the whole model.
+    "finetune_work": schema(
+        arm=TEXT,
+        seed=INT,
+        store=TEXT,
+        layers=TEXT,
+        **reals("mean_gate share_linear mlp_flops_saved flops_saved"),
+    ),
     "finetune_summary": schema(
         arm=TEXT,
         against=TEXT,
@@ -49,20 +60,27 @@ FINETUNE_SCHEMAS: Final = {
         **reals("nll against_nll excess lo hi excess_pct lo_pct hi_pct"),
         verdict=TEXT,
     ),
+    "finetune_timing": BUDGET_SCHEMAS["timing"],
 }
 BASE: Final = "base"
 BETTER, WORSE, CANNOT_TELL, FEW = "better", "worse", "cannot tell", "too few documents"
 
 
 def write_finetune_tables(
-    study: Study, scores: pa.Table, gates: pa.Table, fit_on: str, against: Mapping[str, Sequence[str]]
+    study: Study,
+    scores: Sequence[Mapping[str, Any]],
+    gates: Sequence[Mapping[str, Any]],
+    work: Sequence[Mapping[str, Any]],
+    fit_on: str,
+    against: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Write all tables; their paths inside the study."""
-    kept = scores.cast(FINETUNE_SCHEMAS["finetune_scores"])
+    kept = _as(scores, "finetune_scores")
     tables = {
         "finetune_scores": kept,
         "finetune": curves(kept),
-        "finetune_gates": _as(gates.to_pylist(), "finetune_gates"),
+        "finetune_gates": _as(gates, "finetune_gates"),
+        "finetune_work": _as(work, "finetune_work"),
         "finetune_summary": summary(kept, fit_on, against),
     }
     return [study.write_table(name, table) for name, table in tables.items()]
@@ -200,5 +218,5 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     return WORSE if all(row["lo"] > 0 for row in rows) else CANNOT_TELL
 
 
-def _as(rows: list[dict[str, Any]], table: str) -> pa.Table:
-    return pa.Table.from_pylist(rows, FINETUNE_SCHEMAS[table])
+def _as(rows: Sequence[Mapping[str, Any]], table: str) -> pa.Table:
+    return pa.Table.from_pylist([dict(row) for row in rows], FINETUNE_SCHEMAS[table])

@@ -7,14 +7,16 @@ for operations; for seconds see `timing`.
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Int
 
 from ..analyze.cost_bounds import FlopsSaved
 from ..analyze.population import TEST
-from ..store import UsageError
+from ..store import Reader, UsageError
 from .anatomy import Anatomy
 from .budget import Configuration, budget, flops_saved
 from .flops import ModelFlops, model_flops
@@ -55,19 +57,21 @@ def budget_table(request: Request, found: Measured, flops: ModelFlops | None) ->
 
 def timing_table(request: Request, net: Anatomy, found: Measured) -> pa.Table:
     """The table `timing`: all measured layers linear, the cheapest ones, and all of them gated."""
-    rules = TimingRules(threads=request.settings.threads)
     reader = request.evidence.fitted.reader
-    length = min(rules.prompt_length + rules.n_steps, int(reader.plan.length.max()))
-    steps = min(rules.n_steps, max(1, length // 8))
-    rules = TimingRules(
-        prompt_length=length - steps, n_steps=steps, n_rounds=rules.n_rounds, threads=rules.threads
-    )
-    texts = prompts_of(reader, max(rules.batch_sizes), length)
-    if not len(texts):
-        raise UsageError(f"timing: store {request.evidence.fit_on} has no window of {length} tokens")
-    texts = np.resize(texts, (max(rules.batch_sizes), length))
+    texts, rules = timed_texts(reader, TimingRules(threads=request.settings.threads))
     special = reader.attributes.tokenizer.special_ids
     return timings(net, _timed(request, net, found), texts, special, rules)
+
+
+def timed_texts(reader: Reader, rules: TimingRules) -> tuple[Int[np.ndarray, "text position"], TimingRules]:
+    """Texts of a store, and the rules with as many tokens as its windows have."""
+    length = min(rules.prompt_length + rules.n_steps, int(reader.plan.length.max()))
+    steps = min(rules.n_steps, max(1, length // 8))
+    rules = replace(rules, prompt_length=length - steps, n_steps=steps)
+    texts = prompts_of(reader, max(rules.batch_sizes), length)
+    if not len(texts):
+        raise UsageError(f"timing: store {reader.path} has no window of {length} tokens")
+    return np.resize(texts, (max(rules.batch_sizes), length)), rules
 
 
 def _timed(request: Request, net: Anatomy, found: Measured) -> list[tuple[Configuration, Mapping[int, Any]]]:

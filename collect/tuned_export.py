@@ -23,7 +23,8 @@ from .hashes import config_hash, weights_hash
 from .interventions import parse_intervention
 from .replacements import Constant, LinearMap
 from .substitutes import Replacement, Substitute
-from .tuned_layers import TunedLayer
+from .tuned_layers import GATED, HALF, Gate, TunedLayer
+from .tuning_arms import Body
 
 MODEL: Final = "model"
 LINEARISED: Final = "linearised"
@@ -34,15 +35,18 @@ _NAMES: Final[Mapping[str, str]] = {
     "zero": "zero",
     "soft": "soft@input",
     "scaled": "soft@input",
+    "hard": "gated@input",
 }
 
 
-def tuned_substitutes(layers: Mapping[int, TunedLayer]) -> dict[int, Substitute]:
-    """What stands in for each MLP, as an export holds it; copies."""
-    return {
-        layer: Substitute(parse_intervention(_NAMES[one.body]), layer, _replacement(one), _router(one))
-        for layer, one in layers.items()
-    }
+def tuned_substitutes(layers: Mapping[int, TunedLayer], body: Body | None = None) -> dict[int, Substitute]:
+    """What stands in for each MLP, as an export holds it; copies. `body`: this, of the same weights."""
+    found: dict[int, Substitute] = {}
+    for layer, one in layers.items():
+        of = body or one.body
+        router = _router(one.gate) if of in GATED and one.gate is not None else None
+        found[layer] = Substitute(parse_intervention(_NAMES[of]), layer, _replacement(one, of), router)
+    return found
 
 
 def export_tuned(
@@ -72,22 +76,20 @@ def export_tuned(
     durable.replace_folder(aside, folder)
 
 
-def _replacement(one: TunedLayer) -> Replacement:
+def _replacement(one: TunedLayer, body: Body) -> Replacement:
     weight, bias = (_plain(value) for value in (one.weight, one.bias))
-    if one.body == "scaled":
+    if body == "scaled":
         return Constant(torch.zeros_like(bias))
-    return Constant(bias) if one.body in ("mean", "zero") else LinearMap(weight, bias)
+    return Constant(bias) if body in ("mean", "zero") else LinearMap(weight, bias)
 
 
-def _router(one: TunedLayer) -> GateRouter | None:
+def _router(gate: Gate) -> GateRouter:
     """p(linear) = 1 − g = σ(−w·x − b)."""
-    if one.gate is None:
-        return None
     none = torch.zeros(0)
     return GateRouter(
-        pieces=(GatePiece("x", own=-_plain(one.gate.out.weight)[0]),),
-        bias=-float(one.gate.out.bias.detach()),
-        threshold=0.5,
+        pieces=(GatePiece("x", own=-_plain(gate.out.weight)[0]),),
+        bias=-float(gate.out.bias.detach()),
+        threshold=1.0 - HALF,
         centred=False,
         eps=None,
         positions=None,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
 
 from ..store.errors import ProofFailed, UsageError
@@ -31,7 +31,8 @@ from .tuning_arms import Body
 
 HIDDEN: Final = 32
 GateKind = Literal["linear", "mlp"]
-_GATED: Final = ("soft", "scaled")
+GATED: Final = ("soft", "scaled", "hard")
+HALF: Final = 0.5  # a hard gate sends rows below it to the surrogate
 
 
 class Gate(nn.Module):
@@ -97,12 +98,10 @@ class TunedLayer(nn.Module):
         if self.gate is not None:
             g = self.gate(flat)
             self.g = g[covered]
+            if self.body == "hard":
+                return _divided(covered & (g < HALF))
             return Division(torch.where(covered, 1.0 - g, 0.0), "mixed")
-        replaced, others = rows.split(x.device)
-        weight = covered.float()
-        if not replaced.numel() or not others.numel():
-            return Division(weight, "replaced" if replaced.numel() else "mlp")
-        return Division(weight, "divided", replaced, others)
+        return _divided(covered, *rows.split(x.device))
 
 
 class Tuned:
@@ -134,7 +133,7 @@ class Tuned:
             return
         parts = self._anatomy.layers[layer]
         made = None
-        if body in _GATED:
+        if body in GATED:
             made = Gate(self._anatomy.d_model, gate, start, seed=seed * 1_000_003 + layer)
         tuned = TunedLayer(layer, body, surrogate, made, self._rows).to(runs_on(parts.mlp_first))
         parts.mlp_last.add_module(SUBMODULE, tuned)
@@ -160,6 +159,19 @@ class Tuned:
         self._spans.clear()
         self.layers.clear()
         self._handle.remove()
+
+
+def _divided(
+    linear: Bool[Tensor, "row"],
+    replaced: Int[Tensor, "some"] | None = None,
+    others: Int[Tensor, "others"] | None = None,
+) -> Division:
+    """Each row on one way. `replaced`, `others`: their numbers, where they are known already."""
+    if replaced is None or others is None:
+        replaced, others = linear.nonzero()[:, 0], (~linear).nonzero()[:, 0]
+    if not replaced.numel() or not others.numel():
+        return Division(linear.float(), "replaced" if replaced.numel() else "mlp")
+    return Division(linear.float(), "divided", replaced, others)
 
 
 def _parameters(backbone: nn.Module) -> tuple[str, ...]:

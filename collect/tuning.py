@@ -11,11 +11,12 @@ optimiser's state.
 
 import logging
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
@@ -25,16 +26,20 @@ from ..store import Progress, Study, UsageError, silent
 from ..store.disk import claimed
 from ..store.staging import StagedStudy
 from . import study_model
-from .anatomy import anatomy
+from .anatomy import Anatomy, anatomy
 from .measure_settings import MeasureSettings
+from .measured_budget import flops_of
 from .models import LoadedModel
 from .study_model import compute_of
+from .tuned_weights import put_weights
+from .tuned_work import tuning_timing, work_rows
 from .tuning_arms import ARMS
 from .tuning_data import Windows, require_unseen, training_windows
 from .tuning_experiment import Experiment
 from .tuning_pieces import LOCK, TuningPieces
-from .tuning_request import STEP, TuningRequest, tuning_request
-from .tuning_run import put_weights
+from .tuning_processes import Processes, processes_of
+from .tuning_request import STEP, TIMING, TuningRequest, tuning_request
+from .tuning_rows import Found
 from .tuning_settings import FinetuneSettings
 
 COMPUTED_WITH: Final = ("nearline", "torch", "transformers", "accelerate", "numpy", "pyarrow")
@@ -62,7 +67,8 @@ def finetune(
     readers = {name: rows.reader for name, rows in stores.items()}
     windows = training_windows(readers[request.train_on])
     require_unseen(request.train_on, windows, readers)
-    with claimed(study.path / LOCK) as mine:
+    processes = processes_of(request.settings)
+    with claimed(study.path / LOCK) if processes.leads else nullcontext(True) as mine:
         if mine is False:
             raise UsageError(f"another process is fine-tuning {study.path}; let it finish first")
         how = _how_to_load(request)
@@ -72,7 +78,7 @@ def finetune(
             loaded = study_model.described(model, readers)
         threads = compute_of(how, request.evidence.fitted.reader).torch_threads
         with _lent(loaded.model, threads) as original:
-            _experiment(request, loaded, original, windows, progress)
+            _experiment(request, loaded, original, windows, processes, progress)
     return study
 
 
@@ -81,6 +87,7 @@ def _experiment(
     loaded: LoadedModel,
     original: Mapping[str, Tensor],
     windows: Windows,
+    processes: Processes,
     progress: Progress,
 ) -> None:
     net = anatomy(loaded.model)
@@ -93,22 +100,51 @@ def _experiment(
         "device": net.device.type,
         "attention": loaded.attention,
         "threads": torch.get_num_threads(),
+        "processes": processes.n,
     }
-    pieces = TuningPieces.open(request.study.path, key)
-    experiment = Experiment(request, net, original, windows, pieces, progress)
+    pieces = TuningPieces.open(request.study.path, key, processes)
+    experiment = Experiment(request, net, original, windows, pieces, progress if processes.leads else silent)
     found = experiment.run()
+    if processes.leads:
+        _write(request, loaded, net, experiment, found, pieces, key)
+    processes.wait()
+
+
+def _write(
+    request: TuningRequest,
+    loaded: LoadedModel,
+    net: Anatomy,
+    experiment: Experiment,
+    found: Found,
+    pieces: TuningPieces,
+    key: Mapping[str, Any],
+) -> None:
     experiment.keep(loaded.name, request.study)
+    work = list(work_rows(request, flops_of(net), found.gates))
     facts = {"versions": {name: metadata.version(name) for name in COMPUTED_WITH}, **key}
     with StagedStudy.writing(request.study) as study:
         before = study.provenance().get(STEP, {"outputs": {}})["outputs"]
         against = {arm: ARMS[arm].against for arm in request.arms}
-        outputs = write_finetune_tables(study, found.scores, found.gates, request.evidence.fit_on, against)
+        outputs = write_finetune_tables(
+            study, found.scores, found.gates, work, request.evidence.fit_on, against
+        )
         study.commit(outputs, sorted(before))
     request.study.record_step(
         STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts
     )
     drop_stale(request.study)
+    if request.settings.timing and (layers := experiment.stand_in()):
+        _record_timing(request, tuning_timing(request, net, layers))
     pieces.remove()
+
+
+def _record_timing(request: TuningRequest, table: pa.Table) -> None:
+    with StagedStudy.writing(request.study) as study:
+        output = study.write_table(TIMING, table)
+        study.commit([output])
+    request.study.record_step(
+        TIMING, inputs=request.inputs, settings={"layers": list(request.layers)}, outputs=[output], facts={}
+    )
 
 
 def _how_to_load(request: TuningRequest) -> MeasureSettings:

@@ -17,6 +17,7 @@ compared at equal tokens along the whole curve. Cost: none; no torch is loaded.
 | gated | g·MLP + (1 − g)·surrogate, after `linear` | first `linear`, then gates alone |
 | restored | the MLPs again, after `linear` | first `linear`, then nothing (a gate held at 1) |
 | scaled | g·MLP, after `linear` | first `linear`, then gates alone |
+| gated_hard | the MLP where g ≥ 0.5, else the surrogate, after `gated` | first as `gated`, then nothing |
 | gate_only | g·MLP + (1 − g)·surrogate | gates alone |
 | scale_only | g·MLP | gates alone |
 """
@@ -24,8 +25,8 @@ compared at equal tokens along the whole curve. Cost: none; no torch is loaded.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# In place of a chosen MLP.
-Body = Literal["mlp", "linear", "trainable", "mean", "zero", "soft", "scaled"]
+# In place of a chosen MLP. `hard`: by each row's gate either the MLP or the surrogate.
+Body = Literal["mlp", "linear", "trainable", "mean", "zero", "soft", "scaled", "hard"]
 # What learns: every weight; all but the chosen MLPs and what replaces them; gates; nothing.
 Learns = Literal["all", "rest", "gates", "nothing"]
 
@@ -52,6 +53,7 @@ COURSES: Final[dict[str, Course]] = {
     "gated": Course("soft", "gates", "linear"),
     "scaled": Course("scaled", "gates", "linear"),
     "restored": Course("mlp", "nothing", "linear"),
+    "gated_hard": Course("hard", "nothing", "gated"),
     "gate_only": Course("soft", "gates"),
     "scale_only": Course("scaled", "gates"),
 }
@@ -80,6 +82,7 @@ ARMS: Final[dict[str, Arm]] = {
     "mean": Arm("mean", None, (BASE, "control_matched", "linear")),
     "zero": Arm("zero", None, (BASE, "control_matched", "linear")),
     "gated": Arm("linear", "gated", (BASE, "control_matched", "control", "restored", "scaled")),
+    "gated_hard": Arm("linear", "gated_hard", (BASE, "control_matched", "control", "restored", "gated")),
     "restored": Arm("linear", "restored", (BASE, "control_matched", "control")),
     "scaled": Arm("linear", "scaled", (BASE, "control_matched", "control", "restored")),
     "gate_only": Arm("gate_only", None, (BASE, "scale_only")),
@@ -95,5 +98,8 @@ def with_controls(arms: tuple[str, ...]) -> tuple[str, ...]:
 
 def courses_of(arms: tuple[str, ...]) -> tuple[str, ...]:
     """What has to be trained for these arms, each once, what others start from before them."""
-    wanted = {course for arm in arms for course in (ARMS[arm].first, ARMS[arm].second)}
+    wanted = {course for arm in arms for course in (ARMS[arm].first, ARMS[arm].second) if course}
+    for name in reversed(COURSES):  # a course comes after the one it starts from
+        if name in wanted and (after := COURSES[name].after) is not None:
+            wanted.add(after)
     return tuple(name for name in COURSES if name in wanted)

@@ -6,47 +6,29 @@ at the end of its first phase; every learning rate is tried at the first seed, t
 others. Cost: the steps and points of each course.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
-import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..analyze.population import GATE, TEST
 from ..store import Progress, Study
 from .anatomy import Anatomy
-from .substitutes import LinearMap, substitutes_of
 from .tuned_export import export_tuned, tuned_substitutes
-from .tuned_layers import Tuned
+from .tuned_layers import Tuned, TunedLayer
 from .tuned_scores import Score, score
-from .tuning_arms import ARMS, BASE, COURSES, Course
+from .tuned_weights import load_weights, put_weights, standing, trained
+from .tuning_arms import ARMS, BASE, COURSES, Body
 from .tuning_data import ScoredRows, Windows, scored_rows
 from .tuning_pieces import Name, TuningPieces
-from .tuning_refit import refitted
+from .tuning_replacing import chosen_modules, replace_layers
 from .tuning_request import TuningRequest
-from .tuning_rows import ArmRows
-from .tuning_run import (
-    Run,
-    chosen_weights,
-    load_weights,
-    put_weights,
-    save_weights,
-    standing,
-    train_stage,
-    trained,
-)
+from .tuning_rows import ArmRows, Found
+from .tuning_run import Run, chosen_weights, train_stage
 
 TUNED: Final = "tuned"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """All scores with what names them, arm by arm, and the gates."""
-
-    scores: pa.Table
-    gates: pa.Table
 
 
 class Experiment:
@@ -66,8 +48,11 @@ class Experiment:
         self._original = original
         self._rows = _scored(request)
         self._dtype = torch.bfloat16 if request.settings.dtype == "bfloat16" else torch.float32
+        self._at_start: dict[tuple[Body, bool], list[Score]] = {}
         self._rates: dict[str, float] = {}
         self._kept = {ARMS[arm].last for arm in request.settings.keep}
+        # Others start from their weights, `gated_hard` at least for the clock.
+        self._starts = {"gated", *(COURSES[course].after for course in request.courses)}
         self._done = 0
         self._total = self._n_steps()
 
@@ -79,6 +64,7 @@ class Experiment:
             tried = [self._name(course, seeds[0], rate) for rate in rates]
             for name in tried:
                 self._course(name)
+            self._pieces.wait()
             best = min(tried, key=lambda name: (self._gate_loss(name), name.learning_rate))
             self._rates[course] = best.learning_rate
             others = () if course == BASE else seeds[1:]
@@ -86,29 +72,44 @@ class Experiment:
             for name in rest:
                 self._course(name)
             names += [*tried, *rest]
-        rows = ArmRows(self._request, self._windows, self._pieces, self._rates)
-        return Found(*rows.tables(names))
+        return ArmRows(self._request, self._windows, self._pieces, self._rates).found(names)
 
     def keep(self, name: str, study: Study) -> None:
         """Save the chosen models of the first seed, made anew from the original. `name`: of the model."""
-        request, special = (
-            self._request,
-            self._request.evidence.fitted.reader.attributes.tokenizer.special_ids,
-        )
+        request, special = self._request, self._special
         for arm in request.settings.keep:
-            course = ARMS[arm].last
-            of = self._name(course, request.settings.seeds[0], self._rates[course])
-            put_weights(self._net.model, self._original)
-            self._start(of)
-            tuned = Tuned(self._net, special)
-            run = self._run_of(of)
-            try:
-                self._replace(tuned, run, request.layers, anew=False)
-                put_weights(self._net.model, load_weights(self._pieces.weights(of, "end")))
+            of = self._name(ARMS[arm].last, request.settings.seeds[0], self._rates[ARMS[arm].last])
+            with self._standing(of, load_weights(self._pieces.weights(of, "end"))) as tuned:
                 substitutes = tuned_substitutes(tuned.layers)
-            finally:
-                tuned.remove()
             export_tuned(study.path / TUNED / arm, self._net, substitutes, special, f"{name}, {arm}")
+
+    def stand_in(self) -> Mapping[int, TunedLayer]:
+        """What stands in at the end of `gated`, the model left with the weights of its first seed; without
+        that arm the surrogates before `linear`, without both nothing.
+        """
+        course = "gated_hard" if "gated" in self._rates else "linear"
+        if course == "linear" and course not in self._rates:
+            return {}
+        with self._standing(self._name(course, self._request.settings.seeds[0], 0.0), {}) as tuned:
+            return dict(tuned.layers)
+
+    @contextmanager
+    def _standing(self, name: Name, weights: Mapping[str, Tensor]) -> Generator[Tuned]:
+        """The model at the start of a course, then with these weights of it."""
+        put_weights(self._net.model, self._original)
+        start = self._start(name)
+        tuned = Tuned(self._net, self._special)
+        try:
+            run = self._run_of(name)
+            replace_layers(tuned, self._net, self._request, None, run, self._request.layers)
+            put_weights(self._net.model, {**start, **weights}, some=True)
+            yield tuned
+        finally:
+            tuned.remove()
+
+    @property
+    def _special(self) -> tuple[int, ...]:
+        return self._request.evidence.fitted.reader.attributes.tokenizer.special_ids
 
     def _name(self, course: str, seed: int, rate: float) -> Name:
         after = COURSES[course].after
@@ -125,19 +126,19 @@ class Experiment:
     # One course
 
     def _course(self, name: Name) -> None:
+        self._pieces.wait()
         if self._pieces.is_done(name):
             self._tick(sum(stage.steps for stage in self._request.stages(name.course)))
             return
-        course, request = COURSES[name.course], self._request
+        request = self._request
         put_weights(self._net.model, self._original)
-        self._start(name)
-        tuned = Tuned(self._net, request.evidence.fitted.reader.attributes.tokenizer.special_ids)
+        start = self._start(name)
+        tuned = Tuned(self._net, self._special)
         run = self._run_of(name)
-        offset = request.first_steps if course.after else 0
         try:
-            self._stages(name, run, tuned, offset)
+            self._stages(name, run, tuned, start)
             if name.seed == request.settings.seeds[0] and name.course in self._kept:
-                save_weights(standing(self._net.model), self._pieces.weights(name, "end"))
+                self._pieces.keep_weights(standing(self._net.model), name, "end")
         finally:
             tuned.remove()
             if request.settings.gradient_checkpointing:
@@ -145,25 +146,32 @@ class Experiment:
                 model.activation_checkpointing_disable()
         self._pieces.finish(name)
 
-    def _start(self, name: Name) -> None:
-        """Put the weights of the course before it into the model."""
+    def _start(self, name: Name) -> dict[str, Tensor]:
+        """The weights of the courses before this one, put into the model; those of what stands in for MLPs
+        have their place there only when it does.
+        """
         after = COURSES[name.course].after
-        if after is not None and name.after is not None:
-            start = Name(after, name.seed, name.after)
-            found = load_weights(self._pieces.weights(start, self._request.first_steps))
-            put_weights(self._net.model, found)
+        if after is None:
+            return {}
+        before = self._name(after, name.seed, self._rates[after])
+        step = self._request.hands_over(after)
+        found = self._start(before) | load_weights(self._pieces.weights(before, step))
+        put_weights(self._net.model, found, some=True)
+        return found
 
     def _run_of(self, name: Name) -> Run:
         stages, points = self._request.stages(name.course), self._request.points(name.course)
         return Run(COURSES[name.course], stages, name.seed, name.learning_rate, points)
 
-    def _stages(self, name: Name, run: Run, tuned: Tuned, offset: int) -> None:
-        """`offset`: steps whose windows another course has seen before this one."""
+    def _stages(self, name: Name, run: Run, tuned: Tuned, start: Mapping[str, Tensor]) -> None:
         model, pieces = self._net.model, self._pieces
+        offset = self._request.begins(name.course)  # other courses have seen the windows before
         at = 0
         for index, stage in enumerate(run.stages):
-            self._replace(tuned, run, stage.layers)
-            chosen_weights(model, run, self._chosen_modules())
+            replace_layers(tuned, self._net, self._request, self._windows, run, stage.layers)
+            if index == 0:
+                put_weights(model, start, some=True)
+            chosen_weights(model, run, chosen_modules(self._net, self._request))
             ended = pieces.weights(name, f"stage {index}")
             if ended.exists():
                 put_weights(model, load_weights(ended))
@@ -181,52 +189,31 @@ class Experiment:
                         self._windows,
                         self._request.settings,
                         pieces.checkpoints(name) / f"{index}",
+                        pieces.n_processes,
                         lambda step: self._point(name, tuned, step),
                     )
                 if index + 1 < len(run.stages):
-                    save_weights(trained(model), ended)
+                    pieces.keep_weights(trained(model), name, f"stage {index}")
             at += stage.steps
             self._tick(stage.steps)
 
     def _point(self, name: Name, tuned: Tuned, step: int) -> None:
-        if step == self._request.first_steps and any(
-            one.after == name.course for one in map(COURSES.__getitem__, self._request.courses)
-        ):
-            save_weights(trained(self._net.model), self._pieces.weights(name, step))
-        found: list[Score] = score(self._net, self._rows, self._dtype, tuned)
-        self._pieces.add(name, step, found)
+        if name.course in self._starts and step == self._request.hands_over(name.course):
+            self._pieces.keep_weights(standing(self._net.model), name, step)
+        self._pieces.add(name, step, self._scores(name, tuned, step))
 
-    def _replace(self, tuned: Tuned, run: Run, layers: Sequence[int], *, anew: bool = True) -> None:
-        """Put what the course has in the place of these layers' MLPs. `anew`: fit it again if asked for."""
-        settings = self._request.settings
-        maps = self._surrogates(run.course, layers)
-        if (
-            anew
-            and settings.refit
-            and settings.schedule != "at_once"
-            and run.course.body in ("linear", "trainable")
-        ):
-            maps = refitted(self._net, self._request, self._windows, layers)
-        start = settings.gate_start if run.course.body == "soft" else 1.0 - settings.gate_start
-        for layer, surrogate in maps.items():
-            tuned.replace(layer, run.course.body, surrogate, gate=settings.gate, start=start, seed=run.seed)
-
-    def _surrogates(self, course: Course, layers: Sequence[int]) -> Mapping[int, LinearMap]:
-        made = substitutes_of(self._request.study, "linear", layers, torch.float32)
-        maps: dict[int, Any] = {layer: one.replacement for layer, one in made.items()}
-        if course.body not in ("mean", "zero"):
-            return maps
-        values = substitutes_of(self._request.study, course.body, layers, torch.float32)
-        constant: dict[int, Any] = {layer: one.replacement for layer, one in values.items()}
-        return {layer: LinearMap(one.weight, constant[layer].value) for layer, one in maps.items()}
-
-    def _chosen_modules(self) -> list[nn.Module]:
-        """The MLPs that are replaced sooner or later: in no arm but `control` do they learn."""
-        found: list[nn.Module] = []
-        for layer in self._request.layers:
-            parts = self._net.layers[layer]
-            found += [parts.mlp_first, parts.mlp_last]
-        return found
+    def _scores(self, name: Name, tuned: Tuned, step: int) -> list[Score]:
+        """Test rows, and at the end of a course gate rows too, by which its learning rate is chosen. Before
+        the first step courses with the same in the place of the MLPs are the same model, whatever the seed.
+        """
+        course, at_end = COURSES[name.course], step == self._request.points(name.course)[-1]
+        rows = [one for one in self._rows if one.split == "test" or at_end]
+        if step or course.after:
+            return score(self._net, rows, self._dtype, tuned)
+        body: Body = "linear" if course.body == "trainable" else course.body
+        if (body, at_end) not in self._at_start:
+            self._at_start[body, at_end] = score(self._net, rows, self._dtype, tuned)
+        return self._at_start[body, at_end]
 
     # Progress
 

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+from torch import Tensor
 
 from ..store import durable
 from ..store.errors import NearlineError
 from ..store.parsing import parse_json, readable
 from ..store.tables import read_table, write_table
 from .tuned_scores import Score
+from .tuned_weights import save_weights
+from .tuning_processes import Processes
 
 ASIDE: Final = ".finetune.partial"
 LOCK: Final = ".finetune.lock"
@@ -63,24 +66,35 @@ class Name:
 class TuningPieces:
     """The folder of one experiment at work."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self._folder, self._processes = folder, processes
 
     @classmethod
-    def open(cls, study: Path, key: Mapping[str, Any]) -> "TuningPieces":
-        """Those of an earlier run that was asked for the same; all others are removed."""
+    def open(cls, study: Path, key: Mapping[str, Any], processes: Processes) -> "TuningPieces":
+        """Those of an earlier run that was asked for the same; all others are removed. Of several processes
+        the leader alone writes.
+        """
         folder = study / ASIDE
         try:
             before = parse_json((folder / _KEY).read_bytes(), str(folder / _KEY))
         except (OSError, NearlineError):
             before = None
-        if before != parse_json(readable(dict(key)), "key"):
+        if processes.leads and before != parse_json(readable(dict(key)), "key"):
             shutil.rmtree(folder, ignore_errors=True)
             durable.write_file(folder / _KEY, readable(dict(key)))
-        return cls(folder)
+        processes.wait()
+        return cls(folder, processes)
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Until what the leader has kept so far is there for every process."""
+        self._processes.wait()
+
+    @property
+    def n_processes(self) -> int:
+        return self._processes.n
 
     def scores(self, name: Name) -> pa.Table:
         """The scores of a course that is done, or as far as it came."""
@@ -91,6 +105,8 @@ class TuningPieces:
 
     def add(self, name: Name, step: int, found: Sequence[Score]) -> None:
         """The scores after a step; those of this step and later ones, of a run that went further, go."""
+        if not self._processes.leads:
+            return
         folder = self._path(name)
         sums, gates = _rows(step, found)
         for path, rows, schema in (("gates.parquet", gates, GATES), ("scores.parquet", sums, SCORES)):
@@ -102,11 +118,17 @@ class TuningPieces:
 
     def finish(self, name: Name) -> None:
         """Everything of this course is kept; its checkpoints are not needed any more."""
+        if not self._processes.leads:
+            return
         durable.write_file(self._path(name) / "done")
         shutil.rmtree(self.checkpoints(name), ignore_errors=True)
 
     def checkpoints(self, name: Name) -> Path:
         return self._path(name) / "checkpoints"
+
+    def keep_weights(self, weights: Mapping[str, Tensor], name: Name, step: int | str) -> None:
+        if self._processes.leads:
+            save_weights(weights, self.weights(name, step))
 
     def weights(self, name: Name, step: int | str) -> Path:
         """Where the weights that learned are kept."""

@@ -27,8 +27,9 @@ from .tuning_arms import ARMS, COURSES, courses_of, with_controls
 from .tuning_settings import FinetuneSettings
 
 STEP: Final = "finetune"
+TIMING: Final = "finetune_timing"  # a step of its own: no two runs give the same seconds
 # Raised whenever the same stores, settings and model give other numbers: older results are then not current.
-RESULTS_VERSION: Final = 1
+RESULTS_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,17 @@ class TuningRequest:
         """Steps of a second phase; every first phase that is compared with one goes on for as many."""
         two_phases = any(ARMS[arm].second for arm in self.arms)
         return self.settings.gate_steps if two_phases else 0
+
+    def begins(self, course: str) -> int:
+        """Steps that the courses before this one have taken."""
+        after = COURSES[course].after
+        if after is None:
+            return 0
+        return self.begins(after) + self.hands_over(after)
+
+    def hands_over(self, course: str) -> int:
+        """The step of a course after which another one starts from it."""
+        return self.settings.gate_steps if COURSES[course].learns == "gates" else self.first_steps
 
     def stages(self, course: str) -> tuple[Stage, ...]:
         """The stages of a course. A second phase, and gates from the start, have one."""
@@ -111,7 +123,8 @@ class TuningRequest:
         return found & (rows.population.target_id >= 0)
 
     def is_current(self) -> bool:
-        return self.study.step_is_current(STEP, self.inputs, self.resolved)
+        timed = not self.settings.timing or TIMING in self.study.provenance()
+        return timed and self.study.step_is_current(STEP, self.inputs, self.resolved)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -168,7 +181,7 @@ def tuning_request(study: Study, settings: FinetuneSettings) -> TuningRequest:
     )
     _check_rows(request)
     for arm in settings.keep:
-        if COURSES[ARMS[arm].last].body in ("soft", "scaled") and settings.gate != "linear":
+        if COURSES[ARMS[arm].last].body in ("soft", "scaled", "hard") and settings.gate != "linear":
             raise UsageError(f"keep={arm}: a gate of d → 32 → 1 cannot be exported; train with gate=linear")
     return request
 

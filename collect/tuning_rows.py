@@ -18,6 +18,14 @@ from .tuning_request import TuningRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Rows of the tables `finetune_scores` and `finetune_gates`."""
+
+    scores: list[dict[str, Any]]
+    gates: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ArmRows:
     """`rates`: the learning rate that was chosen for each course."""
 
@@ -27,8 +35,7 @@ class ArmRows:
     rates: Mapping[str, float]
     _tokens: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
-    def tables(self, names: Sequence[Name]) -> tuple[pa.Table, pa.Table]:
-        """Scores and gates."""
+    def found(self, names: Sequence[Name]) -> Found:
         scores, gates = list[dict[str, Any]](), list[dict[str, Any]]()
         for arm in self.request.arms:
             first, second = ARMS[arm].first, ARMS[arm].second
@@ -37,7 +44,7 @@ class ArmRows:
                     continue
                 for kind, table in ((scores, self.pieces.scores(name)), (gates, self.pieces.gates(name))):
                     kind += [row for row in self._of_arm(arm, name, table)]
-        return pa.Table.from_pylist(scores), pa.Table.from_pylist(gates) if gates else pa.table({})
+        return Found(scores, gates)
 
     def _of_arm(self, arm: str, name: Name, table: pa.Table) -> Iterator[dict[str, Any]]:
         """Rows of one course as those of an arm. A first phase ends where the second begins; what trains
@@ -49,7 +56,7 @@ class ArmRows:
         for row in table.to_pylist():
             if second is not None and not is_second and row["step"] > request.first_steps:
                 continue
-            steps = [row["step"] + (request.first_steps if is_second else 0)]
+            steps = [row["step"] + (request.begins(name.course) if is_second else 0)]
             if name.course == "restored":
                 steps += [request.first_steps + one for one in request.points("gated") if one]
             for step in steps:

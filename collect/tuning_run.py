@@ -8,7 +8,7 @@ compared by digest before and after. Cost: the steps, `points` evaluations, and 
 
 import copy
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +16,16 @@ from typing import Any, Final
 
 import blake3
 import torch
-from jaxtyping import Float
-from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..store import durable
 from ..store.errors import ProofFailed
 from .linearised import SUBMODULE
 from .tuned_layers import Tuned
+from .tuned_weights import load_weights, put_weights, save_weights, trained
 from .tuning_arms import Course
 from .tuning_data import Batches, Windows, collate
 from .tuning_request import Stage
@@ -92,6 +90,7 @@ def train_stage(
     windows: Windows,
     settings: FinetuneSettings,
     folder: Path,
+    n_processes: int,
     at_point: Callable[[int], None],
 ) -> None:
     """The steps of one stage, `at` steps into the course, which has the windows after those of `before`
@@ -106,24 +105,27 @@ def train_stage(
             tuned,
             settings.sparsity if run.course.body == "soft" else 0.0,
             model=model,
-            args=_arguments(run, stage, settings, folder, next(model.parameters()).device),
+            args=_arguments(run, stage, settings, folder, next(model.parameters()).device, n_processes),
             train_dataset=Batches(windows, order),
             data_collator=collate,
             callbacks=[_Points(frozenset(points), lambda step: at_point(at + step))],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
+        if n_processes > 1:  # the next stage wraps the model anew, and no weight may answer to two wrappers
+            trainer.model_wrapped = model
+            trainer.accelerator.free_memory()
     if digest_of_frozen(model) != frozen:
         raise ProofFailed("weights that were to stay as they are have moved in training; this is a defect")
 
 
 def _arguments(
-    run: Run, stage: Stage, settings: FinetuneSettings, folder: Path, device: torch.device
+    run: Run, stage: Stage, settings: FinetuneSettings, folder: Path, device: torch.device, n_processes: int
 ) -> TrainingArguments:
     found = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=settings.batch_sequences,
-        gradient_accumulation_steps=settings.accumulate,
+        gradient_accumulation_steps=settings.accumulate // n_processes,
         max_steps=stage.steps,
         learning_rate=run.learning_rate,
         lr_scheduler_type="constant_with_warmup",
@@ -203,33 +205,6 @@ class _Trainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         there: Any = self.model if model is None else model
         put_weights(there, load_weights(Path(resume_from_checkpoint) / WEIGHTS))
-
-
-def trained(model: Any) -> dict[str, Float[Tensor, "..."]]:
-    """The weights that learn, as they are now."""
-    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def standing(model: Any) -> dict[str, Float[Tensor, "..."]]:
-    """The weights that learn, and those that stand in for MLPs."""
-    ours = {name: one for name, one in model.named_parameters() if f".{SUBMODULE}." in f".{name}"}
-    return trained(model) | {name: one.detach() for name, one in ours.items()}
-
-
-def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    durable.write_file(path, save({name: one.contiguous().cpu() for name, one in weights.items()}))
-
-
-def load_weights(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
-
-
-def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Into the weights of these names, in place; others stay."""
-    there = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in weights.items():
-            there[name].copy_(value)
 
 
 logging.getLogger("transformers.trainer").setLevel(logging.ERROR)

@@ -20,7 +20,7 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 
 # Fields that change how fast results come and where, never the results (beyond the rounding of a device).
 MACHINE_FIELDS: Final = frozenset(
-    {"model", "gguf_file", "adapter", "trust_remote_code", "allow_pickle", "gradient_checkpointing"}
+    {"model", "gguf_file", "adapter", "trust_remote_code", "allow_pickle", "gradient_checkpointing", "timing"}
 )
 _LISTS = ("arms", "seeds", "learning_rates", "gate_learning_rates", "stores", "keep")
 
@@ -90,6 +90,10 @@ class FinetuneSettings(pydantic.BaseModel):
     keep: tuple[str, ...] = Field(
         default=(),
         description="Arms whose trained model of the first seed is kept, in STUDY/tuned/ARM, such as linear.",
+    )
+    timing: bool = Field(
+        default=False,
+        description="Time the model with its MLPs, with them linear, and behind soft and hard gates.",
     )
     train_on: str | None = Field(
         default=None, description="Store whose fit rows are trained on; default: the one that was fitted."

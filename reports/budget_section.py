@@ -49,14 +49,14 @@ def configuration(row: Row) -> str:
     return f"{head}{where}, {text.name(row['phase'], 20)}{batch}"
 
 
-def timed(results: Results) -> pl.DataFrame:
+def timed(results: Results, table: str = "timing") -> pl.DataFrame:
     """Configurations that were timed, the original left out."""
-    return results.tables["timing"].filter(pl.col("name") != ORIGINAL)
+    return results.tables[table].filter(pl.col("name") != ORIGINAL)
 
 
-def time_finding(results: Results) -> str:
+def time_finding(results: Results, table: str = "timing") -> str:
     """How many configurations are faster than the original, and the largest saving beside its FLOPs."""
-    rows = timed(results).filter(pl.col("ratio").is_not_null())
+    rows = timed(results, table).filter(pl.col("ratio").is_not_null())
     if rows.is_empty():
         return "Time of the replaced models"
     faster = rows.filter(pl.col("ratio_q75") < 1 - SURE).height
@@ -115,7 +115,7 @@ def flops_finding(results: Results) -> str:
     )
 
 
-def times_table(results: Results) -> str:
+def times_table(results: Results, table: str = "timing", key: str = "table-times") -> str:
     """Seconds of every configuration, beside what FLOPs promise."""
 
     def seconds(row: Row) -> str:
@@ -138,8 +138,8 @@ def times_table(results: Results) -> str:
         Column("runs", value("n_runs", text.count)),
         Column("device", _device, number=False),
     ]
-    rows = results.tables["timing"].to_dicts()
-    return house(rows, columns, key="table-times", caption=time_finding(results))
+    rows = results.tables[table].to_dicts()
+    return house(rows, columns, key=key, caption=time_finding(results, table))
 
 
 def _quartiles(row: Row) -> str:

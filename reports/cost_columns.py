@@ -80,5 +80,5 @@ _COLUMNS = {
     """,
 }
 COST_COLUMNS: dict[str, tuple[str, ...]] = {table: tuple(names.split()) for table, names in _COLUMNS.items()}
-OF_THE_MODEL: Final = ("budget", "timing")
+OF_THE_MODEL: Final = ("budget", "timing", "finetune_timing")
 """Tables that are about the model: a row may belong to no store."""

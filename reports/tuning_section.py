@@ -11,6 +11,7 @@ import polars as pl
 
 from . import findings, text
 from .axes import ends_of
+from .budget_section import times_table
 from .figure import figure
 from .layout import numbers, section
 from .multiples import Panel, curves, panel
@@ -169,10 +170,35 @@ def gates_table(results: Results) -> str:
         Column("rows with g below 0.5", value("share_linear", text.percent)),
     ]
     rows: list[dict[str, Any]] = last.sort("series", maintain_order=True).to_dicts()
-    caption = (
-        "Gates at the end (1: the MLP alone); both paths are computed for every row, so no time is saved"
-    )
+    caption = "Gates at the end, layer by layer (1: the MLP alone)"
     return house(rows, columns, key="table-tuned-gates", caption=caption, group=grouping(results))
+
+
+def work_table(results: Results) -> str:
+    """What every arm computes at its end: the mean over seeds."""
+    frame = results.tables["finetune_work"].filter(pl.col("layers") != "")
+    means = [pl.col(name).mean() for name in ("mean_gate", "share_linear", "mlp_flops_saved", "flops_saved")]
+    rows = frame.group_by("series", "arm", "layers", maintain_order=True).agg(*means, seeds=pl.len())
+    columns = [
+        Column("arm", value("arm", lambda name: text.name(name, 24)), number=False),
+        Column("layers", value("layers", lambda layers: text.name(layers, 40)), number=False),
+        Column("mean gate", value("mean_gate", lambda gate: text.number(gate, 3))),
+        Column("tokens that need no MLP", value("share_linear", text.percent)),
+        Column("of the MLPs", value("mlp_flops_saved", text.percent), spanner="FLOPs saved"),
+        Column("of the model", value("flops_saved", text.percent), spanner="FLOPs saved"),
+        Column("seeds", value("seeds", text.count)),
+    ]
+    caption = (
+        "What each arm computes: a soft gate needs MLP and surrogate for every token, and so costs more than "
+        "the model; a hard one (<em>gated_hard</em>) needs one of them"
+    )
+    return house(
+        rows.sort("series", maintain_order=True).to_dicts(),
+        columns,
+        key="table-work",
+        caption=caption,
+        group=grouping(results),
+    )
 
 
 def is_there(results: Results) -> bool:
@@ -192,5 +218,10 @@ def render(results: Results) -> str:
     parts = [_figure(results), numbers("Every arm against its controls", excess_table(results))]
     if results.has("finetune_gates"):
         parts.append(numbers("Gates", gates_table(results)))
+    if results.has("finetune_work"):
+        parts.append(numbers("What each arm computes", work_table(results)))
+    if results.has("finetune_timing"):
+        table = times_table(results, "finetune_timing", "table-tuned-times")
+        parts.append(numbers("Seconds", table))
     parts.append(numbers("Every point", curves_table(results)))
     return section(KEY, HEADING, *parts)

@@ -3,8 +3,11 @@ alone, go on to the same bytes when stopped, and never see what they are scored 
 """
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +79,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study with all arms."""
     study = copied(lab, tmp_path_factory.mktemp("tuned"))
-    finetune(study, few())
+    finetune(study, few(timing=True))
     return study
 
 
@@ -122,6 +125,7 @@ def test_every_arm_is_there_with_its_points(tuned: Path) -> None:
     assert steps["linear"] == steps["control"] == [0, 2, 4, 5, 6]
     assert steps["gated"] == steps["scaled"] == [0, 2, 4, 5, 6]
     assert steps["restored"] == [0, 2, 4, 5, 6]
+    assert steps["gated_hard"] == [0, 2, 4, 6]
     assert steps["gate_only"] == [0, 1, 2]
     seeds = {arm: sorted(set(rows["seed"])) for (arm,), rows in found.group_by("arm")}
     assert seeds == {arm: [0, 1] if arm != "base" else [0] for arm in ARMS}
@@ -331,13 +335,16 @@ def test_stopped_it_goes_on_to_the_same_bytes(
 
 def test_layers_can_be_replaced_one_after_the_other(study: Path, lab: Path) -> None:
     """With surrogates of the model as it is then; the controls take the same steps."""
-    settings = few(arms="linear", schedule="given", layers="2,0", stage_steps=2, refit=True, seeds="0")
-    finetune(study, settings, model=live(lab))
+    more = {"stage_steps": 2, "refit": True, "seeds": "0", "learning_rates": "1e-2", "gate_start": 1e-6}
+    finetune(study, few(arms="gated", schedule="given", layers="2,0", **more), model=live(lab))
     rows = frame(study, "finetune").filter("chosen", pl.col("split") == "test")
+    # Gates that are all but shut: the second phase has the surrogates that the first one ended with.
+    ended, shut = rows.filter(pl.col("arm") == "gated", pl.col("step") == 6).sort("phase")["nll"]
+    assert float(shut) == pytest.approx(float(ended), abs=1e-5)
     steps = {arm: sorted(set(of["step"])) for (arm,), of in rows.group_by("arm")}
-    assert steps["linear"] == steps["control"] == [0, 2, 3, 6]
+    assert steps["restored"] == steps["control"] == [0, 2, 3, 6, 7, 8]
     # One layer is linear until the second stage: less is lost than with both.
-    first = rows.filter(pl.col("arm") == "linear", pl.col("step") == 0)["nll"][0]
+    first = rows.filter(pl.col("arm") == "gated", pl.col("step") == 0)["nll"][0]
     base = rows.filter(pl.col("arm") == "base")["nll"][0]
     assert float(first) != float(base)
     assert Study.open(study).provenance()["finetune"]["settings"]["layers"] == [2, 0]
@@ -371,12 +378,39 @@ def test_mixed_precision_accumulation_and_checkpointing(lab: Path, tmp_path: Pat
     assert not np.array_equal(ends[0], ends[2])
 
 
+@pytest.mark.long
+def test_several_processes_do_what_one_does(lab: Path, study: Path, tmp_path: Path) -> None:
+    """Each has half of the passes of a step; sums come in another order."""
+    settings = {"arms": "gated", "seeds": "0", "learning_rates": "1e-3", "points": 1, "accumulate": 2}
+    together = copied(lab, tmp_path / "together")
+    finetune(study, few(**settings, batch_sequences=2))
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in (FEW | settings | {"batch_sequences": 2}).items()
+    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    subprocess.run(
+        [*command, "-m", "nearline", "finetune", str(together), *flags, "--device=cpu"],
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    ours, theirs = (
+        frame(one, "finetune").filter("chosen").sort("arm", "phase", "step", "split")
+        for one in (study, together)
+    )
+    assert ours["step"].to_list() == theirs["step"].to_list()
+    assert np.allclose(ours["nll"], theirs["nll"], rtol=0, atol=1e-4)
+    assert ours["tokens_seen"].to_list() == theirs["tokens_seen"].to_list()
+    assert Study.open(together).provenance()["finetune"]["facts"]["processes"] == 2
+    assert not list(together.glob(".finetune*/*"))
+
+
 # What is kept
 
 
 def test_a_kept_arm_is_the_one_that_was_scored(lab: Path, study: Path) -> None:
     """Loaded by transformers and `load_linearised`, with no study, it has the losses of its last point."""
-    arms = ("linear", "linear_trainable", "scaled", "gated", "mean", "control")
+    arms = ("linear", "linear_trainable", "scaled", "gated", "gated_hard", "mean", "control")
     finetune(study, few(arms=",".join(arms), seeds="1", keep=",".join(arms), learning_rates="1e-2"))
     reader = Reader.open(lab / "store")
     scored = scored_rows("store", reader, 2, _scored(study), population(study).group)
@@ -399,6 +433,48 @@ def population(study: Path) -> Any:
 
 def _scored(study: Path) -> np.ndarray:
     return tuning_request(Study.open(study), few()).scored("store", 2)
+
+
+# What it computes
+
+
+def test_what_each_arm_computes_is_counted(tuned: Path, lab: Path) -> None:
+    """From the sizes of the matrices: three in a llama's MLP, one in a surrogate, a vector in a gate."""
+    config = live(lab).config
+    d, mlp = config.hidden_size, 2 * 3 * config.hidden_size * config.intermediate_size
+    rows = population(tuned)
+    covered = float(rows.body[rows.split == 2].mean())
+    all_mlps = config.num_hidden_layers * mlp
+    work = {row["arm"]: row for row in frame(tuned, "finetune_work").filter(pl.col("seed") == 0).to_dicts()}
+    assert work.keys() == ARMS.keys()
+    assert all(work[arm]["mlp_flops_saved"] == 0 for arm in ("base", "control", "restored"))
+    wanted = {
+        "linear": 2 * covered * (mlp - 2 * d * d),
+        "mean": 2 * covered * mlp,
+        "gated": -2 * (2 * d * d + 2 * d),
+        "scaled": -2 * 2 * d,
+    }
+    gates = frame(tuned, "finetune_gates").filter(
+        pl.col("arm") == "gated_hard", pl.col("seed") == 0, pl.col("split") == "test", pl.col("phase") == 2
+    )
+    share = covered * float(gates["share_linear"].sum())
+    wanted["gated_hard"] = share * (mlp - 2 * d * d) - 2 * 2 * d
+    for arm, saved in wanted.items():
+        assert work[arm]["mlp_flops_saved"] == pytest.approx(saved / all_mlps), arm
+    assert work["gated_hard"]["share_linear"] == pytest.approx(share / 2)
+    assert 0 < work["linear"]["flops_saved"] < work["linear"]["mlp_flops_saved"]
+
+
+def test_what_was_timed_is_what_stands_in(tuned: Path) -> None:
+    times = frame(tuned, "finetune_timing")
+    assert times["name"].unique(maintain_order=True).to_list() == [
+        "original",
+        "linear",
+        "soft@input",
+        "gated@input",
+    ]
+    assert set(times.filter(pl.col("name") != "original")["layers"]) == {"0,2"}
+    assert Study.open(tuned).provenance()["finetune_timing"]["outputs"]
 
 
 # What is shown

@@ -1,0 +1,112 @@
+"""What the arms of a fine-tuning compute when they run: operations from shapes at the shares of their gates,
+and seconds on the clock.
+
+In: the operations of the model's modules (flops.py) and the gates of every arm; for seconds the live model
+with what stands in for its MLPs. Out: rows of the table `finetune_work`, and the table `finetune_timing`. A
+soft gate saves nothing: it needs the MLP, the surrogate and itself for every row. Cost: none for operations;
+for seconds see `timing`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ..analyze.population import TEST
+from .anatomy import Anatomy
+from .budget import Configuration
+from .flops import PER_PRODUCT, ModelFlops
+from .measured_budget import timed_texts
+from .measured_windows import own_length
+from .substitutes import Substitute
+from .timing import TimingRules, timings
+from .tuned_export import tuned_substitutes
+from .tuned_layers import GATED, HIDDEN, TunedLayer
+from .tuning_arms import ARMS, COURSES, Body
+from .tuning_request import TuningRequest
+
+
+def work_rows(
+    request: TuningRequest, flops: ModelFlops | None, gates: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Rows of `finetune_work`: every arm, seed and store at the end. `flops` None: savings are unknown."""
+    last = _at_the_end(gates)
+    for arm in request.arms:
+        body = COURSES[ARMS[arm].last].body
+        for seed in request.settings.seeds if ARMS[arm].against else request.settings.seeds[:1]:
+            for store in request.stores:
+                rows = request.evidence.stores[store]
+                population = rows.population
+                covered = float(population.body[population.split == TEST].mean())
+                of_gates = {layer: last[arm, seed, store, layer] for layer in request.layers if body in GATED}
+                shares = {layer: _share(body, of_gates.get(layer)) * covered for layer in request.layers}
+                won = 0.0 if flops is None else _won(flops, body, request.settings.gate, shares)
+                total = math.nan if flops is None else flops.total(own_length(rows.reader))
+                yield {
+                    "arm": arm,
+                    "seed": seed,
+                    "store": store,
+                    "layers": ",".join(map(str, sorted(request.layers))) if body != "mlp" else "",
+                    "mean_gate": _mean([gate for gate, _ in of_gates.values()]),
+                    "share_linear": _mean(list(shares.values())),
+                    "mlp_flops_saved": math.nan if flops is None else won / flops.mlp,
+                    "flops_saved": won / total,
+                }
+
+
+def _at_the_end(gates: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int, str, int], tuple[float, float]]:
+    """Mean gate and share of rows below 0.5, at each arm's own learning rate, in its last step."""
+    found: dict[tuple[str, int, str, int], tuple[int, tuple[float, float]]] = {}
+    for row in gates:
+        if row["chosen"] and row["split"] == "test":
+            key = (row["arm"], row["seed"], row["store"], row["layer"])
+            if key not in found or found[key][0] <= row["step"]:
+                found[key] = (row["step"], (row["mean_gate"], row["share_linear"]))
+    return {key: values for key, (_, values) in found.items()}
+
+
+def _share(body: Body, gate: tuple[float, float] | None) -> float:
+    """Of covered rows, those that need no MLP."""
+    if body == "hard":
+        assert gate is not None
+        return gate[1]
+    return 0.0 if body in ("mlp", "soft", "scaled") else 1.0
+
+
+def _won(flops: ModelFlops, body: Body, kind: str, shares: Mapping[int, float]) -> float:
+    """Operations a token that are not needed any more, less those that came."""
+    d = flops.d_model
+    a_map = PER_PRODUCT * d * d if body in ("linear", "trainable", "soft", "hard") else 0
+    a_gate = 0
+    if body in GATED:
+        a_gate = PER_PRODUCT * (d if kind == "linear" else HIDDEN * (d + 1))
+    won = 0.0
+    for layer, share in shares.items():
+        mapped = 1.0 if body == "soft" else share
+        won += share * flops.layers[layer].mlp - mapped * a_map - a_gate
+    return won
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def tuning_timing(request: TuningRequest, net: Anatomy, layers: Mapping[int, TunedLayer]) -> pa.Table:
+    """Seconds of the model as it is, with its chosen MLPs linear, and behind soft and hard gates, in
+    interleaved runs. `layers`: what stands in for them (not in the model now).
+    """
+    reader = request.evidence.fitted.reader
+    texts, rules = timed_texts(reader, TimingRules(threads=request.settings.threads))
+    chosen = tuple(sorted(layers))
+    timed: list[tuple[Configuration, Mapping[int, Substitute]]] = []
+    bodies: tuple[Body, ...] = ("linear", "soft", "hard")
+    for body in bodies:
+        # A gate of d → 32 → 1 has no place in what is timed.
+        if body == "linear" or all(
+            one.gate is not None and one.gate.hidden is None for one in layers.values()
+        ):
+            substitutes = tuned_substitutes(layers, body)
+            name = next(iter(substitutes.values())).intervention.name
+            timed.append((Configuration(name, chosen), substitutes))
+    return timings(net, timed, texts, reader.attributes.tokenizer.special_ids, rules)
