@@ -4,6 +4,7 @@
 #   make test-long  the heavy claims in full, with what they counted (100 kills, 500 bit flips, a real S3 server)
 #   make bench      the numbers of docs/lab-log.md, measured on this machine
 #   make lint       ruff, pyright
+#   make api        pages of the public functions, out of their docstrings, in api-out/
 #   make dev        editable install, for working on the code
 # TORCH_INDEX=URL installs torch from another index (CUDA builds, for instance).
 PYTHON ?= python3
@@ -21,7 +22,7 @@ SOURCES := $(shell find __init__.py __main__.py py.typed store collect analyze r
 # torch is pinned apart, so that a torch that is already there stays.
 PINS := $(VENV)/constraints-without-torch.txt
 
-.PHONY: demo test test-long bench lint dev clean
+.PHONY: demo test test-long bench lint api dev clean
 demo: $(VENV)/.wheel
 	$(BIN)/nearline quickstart $(DEMO_OUT)
 
@@ -45,12 +46,15 @@ lint: $(VENV)/.wheel $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+api: $(VENV)/.wheel $(VENV)/.dev
+	$(BIN)/python docs/build_api.py api-out
+
 dev: $(VENV)/.dev
 	$(INSTALL) --no-deps -e .
 	rm -f $(VENV)/.wheel
 
 clean:
-	rm -rf build dist *.egg-info $(DEMO_OUT)
+	rm -rf build dist *.egg-info api-out $(DEMO_OUT)
 
 $(VENV)/.python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearline needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
