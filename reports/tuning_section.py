@@ -21,7 +21,10 @@ from .tables import Column, Row, between, house, value
 
 KEY, HEADING = "tuning", "Does training with linear MLPs gain anything?"
 CONTROL = "control_matched"
-_SHOWN = ("control", CONTROL, "linear", "gated", "restored", "scaled")
+_SHOWN = (
+    *("control", CONTROL, "linear", "linear_trainable", "gated", "gated_hard", "restored", "scaled"),
+    *("gate_only", "scale_only", "mean", "zero"),
+)
 
 _CURVES = (
     "Mean loss on test rows less that of the model before any step, in nats a token, by tokens trained on; "
@@ -30,7 +33,8 @@ _CURVES = (
     "for it on gate rows. An arm has shown something only where it lies below its control at equal tokens. "
     "<em>control</em> trains everything and replaces nothing; <em>control_matched</em> trains what "
     "<em>linear</em> may; <em>restored</em> has its MLPs back after <em>linear</em>; <em>scaled</em> has a "
-    "gate on the MLP and no linear path."
+    "gate on the MLP and no linear path; <em>gated_hard</em> sends each token down one path of "
+    "<em>gated</em>. What lies beyond the axis is drawn on its edge."
 )
 _PAPER = (
     "The paper (2603.03459) reports −10.2 % for four linear layers of GPT-2 Medium after 512k tokens, and "
