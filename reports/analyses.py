@@ -5,7 +5,7 @@ In: `Results`. Out: HTML. A section of what was not run is left out; a line at t
 command that runs them. Cost: that of the sections.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from . import (
     budget_section,
@@ -62,12 +62,15 @@ def _sentences(found: list[str]) -> str:
     return "".join(f"<span>{text.escape(sentence)}.</span>" for sentence in found)
 
 
+def said(results: Results) -> list[tuple[str, str, list[str]]]:
+    """Key, question and sentences of the analyses that were run."""
+    return [(key, heading, found) for key, heading, say in _ANSWERS if (found := say(results))]
+
+
 def answers(results: Results) -> str:
     """The sentences of the analyses that were run, each under its question."""
     items = [
-        f'<li><a href="#{key}">{heading}</a>{_sentences(found)}</li>'
-        for key, heading, say in _ANSWERS
-        if (found := say(results))
+        f'<li><a href="#{key}">{heading}</a>{_sentences(found)}</li>' for key, heading, found in said(results)
     ]
     return f'<ul class="further">{"".join(items)}</ul>' if items else ""
 
@@ -78,8 +81,8 @@ def render(results: Results) -> list[str]:
     return [*(one.render(results) for one in sections), not_run(results)]
 
 
-def contents(results: Results) -> str:
-    """Links to the sections that are there."""
+def links(results: Results) -> list[tuple[str, str]]:
+    """Keys of the sections that are there, and their names in the list of contents."""
     links = list(_ALWAYS_BEFORE)
     if results.has("learning_curve") or results.has("ranks") or results.has("variants"):
         links.append((fit_section.KEY, "Text and rank"))
@@ -91,7 +94,17 @@ def contents(results: Results) -> str:
     if any(results.has(name) for name in ("regression", "regression_terms", "clusters")):
         links.append((which_section.KEY, "Which tokens"))
     links += [(one.KEY, _SHORT[one.KEY]) for one in _MEASURED if one.is_there(results)]
-    return " ".join(f'<a href="#{key}">{words}</a>' for key, words in [*links, *_ALWAYS_AFTER])
+    return [*links, *_ALWAYS_AFTER]
+
+
+def contents(results: Results) -> str:
+    """Links to the sections that are there."""
+    return linked(links(results))
+
+
+def linked(found: Sequence[tuple[str, str]]) -> str:
+    """Links to sections."""
+    return " ".join(f'<a href="#{key}">{words}</a>' for key, words in found)
 
 
 def not_run(results: Results) -> str:

@@ -48,8 +48,8 @@ def beyond(
     show: Callable[[float], str],
     labels: Sequence[str] = (),
 ) -> str:
-    """Which values lie beyond the axis; empty where none does. `labels`: names of series, where there are
-    several.
+    """Which values lie beyond the axis, the farthest first; empty where none does. `labels`: names of
+    series, where there are several.
     """
     low, high = domain
     parts = []
@@ -57,10 +57,10 @@ def beyond(
         outside = one.frame.filter(~pl.col("value").is_between(low - 1e-9, high + 1e-9))
         named = [
             f"layer {row['layer']}{_on(labels, row['series'])} ({show(row['value'])})"
-            for row in outside.to_dicts()
+            for row in outside.sort(pl.col("value").abs(), descending=True, maintain_order=True).to_dicts()
         ]
         if named:
-            parts.append(f"{one.title}: {text.listing(named)}" if len(panels) > 1 else text.listing(named))
+            parts.append(f"{one.title}: {text.some(named)}" if len(panels) > 1 else text.some(named))
     return f"Beyond the axis and drawn on its edge: {'; '.join(parts)}." if parts else ""
 
 

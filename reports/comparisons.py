@@ -1,7 +1,7 @@
 """Paired differences between gates: which were made, their verdicts and their table.
 
 In: the table `gate_differences`. Out: frames and HTML tables; the sections on gates and on token and
-context show one half each. Cost: ~10 ms a table, more for many layers.
+context show one half each. Cost: milliseconds a table.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Tables of the section on token and context.
 
 In: the tables `decomposition`, `output_shares`, `variance`. Out: HTML tables, every
-number of the section's figures among them. Cost: ~10 ms a table, more for many layers.
+number of the section's figures among them. Cost: milliseconds a table.
 """
 
 import polars as pl

@@ -103,9 +103,9 @@ def cheap(results: Results, rows: pl.DataFrame) -> str:
         if judged.is_empty():
             continue
         sure = judged.filter(pl.col("ppl_sim_hi") < CHEAP).height
-        where = f" on {findings.label(results, at, 40)}" if len(results.stores) > 1 else ""
-        parts.append(f"{sure or 'none'} of {mine.height}{where}")
-    return text.listing(parts) if parts else ""
+        name = findings.label(results, at, 40) if len(results.stores) > 1 else ""
+        parts.append((sure / mine.height, f"{sure or 'none'} of {mine.height}", name))
+    return findings.over_stores(parts) if parts else ""
 
 
 def claim(results: Results, name: str = LINEAR) -> str:

@@ -1,10 +1,9 @@
 """Tables of the sections on the cost of single layers.
 
 In: the tables of a measurement. Out: HTML tables, every number of the sections' figures among them. Cost:
-~10 ms a table, more for many layers.
+milliseconds a table.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -13,23 +12,21 @@ from . import costs_findings as said
 from . import findings, published, text, verdicts
 from .results import Results
 from .sections import LAYER, grouping
-from .tables import Column, Row, between, house, value
+from .tables import Column, Inner, Row, between, house, value
 
 _CHANGE, _CHANGES = text.change, text.change_interval
 _NATS, _ENDS = text.nats, text.nats_interval
 
 
-def _cell(key: str) -> Callable[[Row], str]:
+def _cell(key: str) -> Inner:
     """The sign of a verdict, the change of perplexity and its simultaneous interval."""
 
-    def write(row: Row) -> str:
-        one = row.get(key)
-        if one is None:
-            return text.NONE
+    def show(one: Row) -> str:
         ends = _CHANGES(one["ppl_sim_lo"], one["ppl_sim_hi"])
         return verdicts.marked(one, _CHANGE(one["ppl_pct"]) + ("" if ends == text.NONE else f" {ends}"))
 
-    return write
+    fields = {"": "ppl_pct", " low": "ppl_sim_lo", " high": "ppl_sim_hi", " verdict": "verdict"}
+    return Inner(key, show, fields)
 
 
 def _pivot(rows: pl.DataFrame, key: str) -> list[dict[str, Any]]:

@@ -16,6 +16,9 @@ CONTEXT = 90
 """Characters shown on either side of a token."""
 TOKEN = 60
 """Characters of a token that are shown; the number of further ones is said."""
+MOST = 1200
+"""Tokens that a page shows; where there are more, each list is cut to as many, but not below LEAST."""
+LEAST = 3
 HEADINGS = {"highest": "Highest need", "lowest": "Lowest need"}
 
 
@@ -41,22 +44,34 @@ def _item(row: dict[str, Any]) -> str:
     )
 
 
-def pair(rows: pl.DataFrame) -> str:
+def each(rows: pl.DataFrame) -> int:
+    """How many tokens each list of the page shows."""
+    lists = rows.filter(pl.col("need") == "error").group_by("series", "layer", "kind").len()
+    longest = max(lists["len"].to_list(), default=0)
+    return min(longest, max(LEAST, MOST // max(1, lists.height)))
+
+
+def pair(rows: pl.DataFrame, most: int) -> str:
     """The two lists of one store and layer side by side."""
     lists = []
     for kind, heading in HEADINGS.items():
-        items = "".join(_item(row) for row in rows.filter(pl.col("kind") == kind).sort("rank").to_dicts())
+        chosen = rows.filter(pl.col("kind") == kind).sort("rank").head(most)
+        items = "".join(_item(row) for row in chosen.to_dicts())
         if items:
             lists.append(f'<div><h4>{heading}</h4><ol class="tokens">{items}</ol></div>')
     return f'<div class="pair">{"".join(lists)}</div>'
 
 
-def by_layer(rows: pl.DataFrame, titles: Mapping[int, str], *, opened: Set[int | None]) -> str:
-    """A folded pair of lists for every layer that has examples; the layers in `opened` start unfolded."""
+def by_layer(rows: pl.DataFrame, titles: Mapping[int, str], *, opened: Set[int | None], most: int) -> str:
+    """A folded pair of lists, of at most `most` tokens, for every layer that has examples; the layers in
+    `opened` start unfolded.
+    """
     parts = []
     for layer, title in titles.items():
         chosen = rows.filter((pl.col("layer") == layer) & (pl.col("need") == "error"))
         if not chosen.is_empty():
             state = " open" if layer in opened else ""
-            parts.append(f"<details{state}><summary>{text.escape(title)}</summary>{pair(chosen)}</details>")
+            parts.append(
+                f"<details{state}><summary>{text.escape(title)}</summary>{pair(chosen, most)}</details>"
+            )
     return "".join(parts)

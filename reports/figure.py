@@ -5,14 +5,15 @@ once. Cost: two drawings.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import altair as alt
 
-from . import findings, svg, text
+from . import findings, gathered, svg, text
 from .chart_style import NARROW, WIDE, Size, colour_of, shape_of
 from .results import Results
 
-_SYMBOLS = {
+SYMBOLS: Final = {
     "circle": '<circle cx="6" cy="6" r="5"/>',
     "diamond": '<path d="M6 0l5 6-5 6-5-6z"/>',
     "square": '<path d="M1.5 1.5h9v9h-9z"/>',
@@ -28,15 +29,14 @@ def key(labels: Sequence[str]) -> str:
         return ""
     parts = [
         f'<span><svg viewBox="0 0 12 12" aria-hidden="true" fill="{colour_of(at)}">'
-        f"{_SYMBOLS[shape_of(at)]}</svg>{text.escape(label)}</span>"
+        f"{SYMBOLS[shape_of(at)]}</svg>{text.escape(label)}</span>"
         for at, label in enumerate(labels)
     ]
     return f'<div class="key">{"".join(parts)}</div>'
 
 
-def legend(results: Results) -> str:
-    """Which colour and shape stands for which store."""
-    return key([findings.label(results, at) for at in range(len(results.stores))])
+def _stores(results: Results) -> list[str]:
+    return [findings.label(results, at) for at in range(len(results.stores))]
 
 
 def _draw(draw: Callable[[Size], alt.TopLevelMixin], size: Size, finding: str) -> str:
@@ -55,13 +55,15 @@ def figure(
     """A figure in two widths (the screen chooses), its finding above it, how to read it below that. Its
     series are the stores, or what `labels` calls them.
     """
-    named = legend(results) if labels is None else key(labels)
+    series = _stores(results) if labels is None else labels
+    gathered.keep(gathered.Drawn(name, finding, f"{how} {text.escape(note)}".strip(), series, draw))
+    finding, ident = gathered.named(finding), gathered.ident(f"figure-{name}")
     drawn = "".join(
         f'<div class="chart {width}">{_draw(draw, size, finding)}</div>'
         for width, size in (("wide", WIDE), ("narrow", NARROW))
     )
     below = f'<p class="note">{text.escape(note)}</p>' if note else ""
     return (
-        f'<figure id="figure-{name}"><figcaption><strong>{text.escape(finding)}.</strong> '
-        f"<span>{how}</span></figcaption>{named}{drawn}{below}</figure>"
+        f'<figure id="{ident}"><figcaption><strong>{text.escape(finding)}.</strong> '
+        f"<span>{how}</span></figcaption>{key(series)}{drawn}{below}</figure>"
     )

@@ -17,6 +17,9 @@ LEVEL = 95
 MIN_GROUPS = 20
 """Groups of documents below which a study gives no verdict."""
 
+FEW = 2
+"""Corpora that a sentence takes one by one. Of more it tells the ends, and the table tells the rest."""
+
 ONE_TOKEN = 0.5
 """Share of Σ‖y − ȳ‖² from which on one token decides a layer's R²."""
 
@@ -120,6 +123,9 @@ def summary(results: Results, series: int) -> str:
 
 def ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
     """From the lowest value (and its layer) to the highest, store by store; empty if there are none."""
+    there = frame.filter(pl.col(column).is_not_null() & pl.col(column).is_not_nan())
+    if there["series"].n_unique() > FEW:
+        return _over_all(results, there, column, show)
     parts = []
     for series in range(len(results.stores)):
         ends = extremes(frame.filter(pl.col("series") == series), column)
@@ -133,6 +139,76 @@ def ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[f
             least, most = (f"{show(row[column])} (layer\N{NO-BREAK SPACE}{row['layer']})" for row in ends)
             parts.append(f"{least} to {most}{where}")
     return text.listing(parts) if parts else ""
+
+
+def _over_all(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
+    """From the lowest value of all corpora to the highest, each with where it is."""
+    low, high = frame.sort(column, "layer", "series")[[0, -1]].to_dicts()
+    shown = [
+        f"{show(row[column])} (layer\N{NO-BREAK SPACE}{row['layer']} on {label(results, row['series'], 40)})"
+        for row in (low, high)
+    ]
+    return f"{shown[0]} to {shown[1]}, over {frame['series'].n_unique()} corpora"
+
+
+def over_stores(parts: list[tuple[float, str, str]]) -> str:
+    """One value a corpus, as number, words and the corpus' name: each where they are few, else the ends."""
+    if len(parts) <= FEW:
+        return text.listing([f"{words}{f' on {name}' if name else ''}" for _, words, name in parts])
+    low, high = min(parts), max(parts)
+    if low[1] == high[1]:
+        return f"{low[1]} on each of {len(parts)} corpora"
+    return f"{low[1]} (on {low[2]}) to {high[1]} (on {high[2]}), over {len(parts)} corpora"
+
+
+def overview(results: Results) -> str:
+    """What `summary` says of one corpus, of many: from where to where, and which layers on all of them."""
+    rows = results.surrogates
+    stores = range(len(results.stores))
+    judged = [at for at in stores if _verdicts(rows, at) != {"too few documents"}]
+    counts, n = [], rows["layer"].n_unique()
+    for at in judged:
+        mine = rows.filter((pl.col("series") == at) & (pl.col("verdict") == "supported"))
+        counts.append((mine.height, label(results, at, 40), set(mine["layer"])))
+    if counts:
+        opening = f"{_ends(counts, n)} nearly linear{_common(counts)}"
+    else:
+        opening = f"there are too few documents to say which of {n} MLPs are nearly linear"
+    foreign = any(_foreign(results, rows.filter(pl.col("series") == at)) for at in stores)
+    maps = {text.name(str(one)) for one in rows["fit_on"].unique(maintain_order=True).to_list()}
+    opening += f" (maps fitted on {', '.join(sorted(maps))})" if foreign else ""
+    silent = len(results.stores) - len(judged)
+    few = (
+        f" {silent} of {len(results.stores)} corpora have too few documents for a verdict." if silent else ""
+    )
+    ends = extremes(rows.filter(pl.col("series").is_in(judged or list(stores))), "r2_test")
+    if ends is None:
+        return f"{opening}. No layer has a held-out R².{few}"
+    least, most = (
+        f"layer {row['layer']} on {label(results, row['series'], 40)}: {r2_words(row)}" for row in ends
+    )
+    return f"{opening}. Most linear is {most}; least, {least}.{few if counts else ''}"
+
+
+def _ends(counts: list[tuple[int, str, set[int]]], n: int) -> str:
+    """`on each of them 1 of 30 MLPs is`, `1 (on docs:python) to 4 (on docs:stdlib) of 30 MLPs are`."""
+    low, high = (pick(counts, key=lambda one: one[0]) for pick in (min, max))
+    if high[0] == 0:
+        return f"no MLP of {n} is"
+    if low[0] == high[0]:
+        where = f"on {low[1]}" if len(counts) == 1 else "on each of them"
+        return f"{where} {low[0]} of {n} MLPs {'is' if low[0] == 1 else 'are'}"
+    return f"{low[0] or 'none'} (on {low[1]}) to {high[0]} (on {high[1]}) of {n} MLPs are"
+
+
+def _common(counts: list[tuple[int, str, set[int]]]) -> str:
+    """The layers that every corpus supports."""
+    common = sorted(set.intersection(*(layers for *_, layers in counts)))
+    return f", {text.layers(common)} everywhere" if common else ""
+
+
+def _verdicts(rows: pl.DataFrame, series: int) -> set[str]:
+    return set(rows.filter(pl.col("series") == series)["verdict"].to_list())
 
 
 def r2(results: Results) -> str:
@@ -149,6 +225,20 @@ def single_tokens(results: Results, series: int) -> str:
     return (
         "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
         f"{text.listing(each)}: there R² and error speak of that token, not of the others."
+    )
+
+
+def lone_tokens(results: Results) -> str:
+    """The same over many corpora: in how many cases, and the worst."""
+    rows = results.surrogates.filter(pl.col("largest_row") > ONE_TOKEN).sort("largest_row", descending=True)
+    if rows.is_empty():
+        return ""
+    worst = rows.row(0, named=True)
+    return (
+        "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
+        f"{rows.height} of {results.surrogates.height} pairs of layer and corpus, most in layer "
+        f"{worst['layer']} on {label(results, worst['series'], 40)} ({text.percent(worst['largest_row'])}): "
+        "there R² and error speak of that token, not of the others."
     )
 
 

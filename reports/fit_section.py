@@ -4,7 +4,6 @@ In: the tables `learning_curve`, `ranks` and `variants` of the fit, each optiona
 any of them. Cost: two figures and three tables.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -50,10 +49,6 @@ def _wide(frame: pl.DataFrame, key: str) -> list[dict[str, Any]]:
         place = {"series": row["series"], "layer": row["layer"]}
         rows.setdefault((row["series"], row["layer"]), place)[str(row[key])] = row["r2_test"]
     return list(rows.values())
-
-
-def _at(key: str) -> Callable[[Row], str]:
-    return lambda row: text.number(row.get(key))
 
 
 def gains(results: Results) -> pl.DataFrame:
@@ -162,7 +157,11 @@ def learning_table(results: Results) -> str:
     columns = [
         LAYER,
         *(
-            Column(text.percent(share), _at(str(point)), spanner="R² with this share of the text")
+            Column(
+                text.percent(share),
+                value(str(point), may_miss=True),
+                spanner="R² with this share of the text",
+            )
             for point, share in enumerate(shares)
         ),
         Column("gain", value("gain")),
@@ -182,7 +181,7 @@ def rank_table(results: Results) -> str:
         row["enough"] = least.get((row["series"], row["layer"]))
     columns = [
         LAYER,
-        *(Column(str(rank), _at(str(rank)), spanner="R² at rank") for rank in _ranks(path)),
+        *(Column(str(rank), value(str(rank), may_miss=True), spanner="R² at rank") for rank in _ranks(path)),
         Column(f"within {ENOUGH:g}", value("enough", text.count)),
     ]
     return house(rows, columns, key="table-ranks", caption=rank_finding(results), group=grouping(results))

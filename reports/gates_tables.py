@@ -1,10 +1,9 @@
 """Tables of the section on gates.
 
 In: the tables of the analysis `gates`. Out: HTML tables, every number of the section's figures among them.
-Cost: ~10 ms a table, more for many layers.
+Cost: milliseconds a table.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -14,22 +13,20 @@ from . import gates_findings as said
 from .gates_findings import calibration_rows, curve_layers, linear, thinned
 from .results import Results
 from .sections import LAYER, grouping
-from .tables import Column, Row, between, house, value
+from .tables import Column, Inner, Row, between, house, value
 
 
 def _above_half(row: Any) -> bool:
     return row["auc"] is not None and row["auc"] > 0.5
 
 
-def _auc_cell(key: str) -> Callable[[Row], str]:
-    def write(row: Row) -> str:
-        one = row.get(key)
-        if one is None:
-            return text.NONE
+def _auc_cell(key: str) -> Inner:
+    def show(one: Row) -> str:
         ends = text.interval(one["auc_sim_lo"], one["auc_sim_hi"])
         return verdicts.marked(one, text.number(one["auc"]) + ("" if ends == text.NONE else f" {ends}"))
 
-    return write
+    fields = {"": "auc", " low": "auc_sim_lo", " high": "auc_sim_hi", " verdict": "verdict"}
+    return Inner(key, show, fields)
 
 
 def _pivot(rows: pl.DataFrame, key: str) -> list[dict[str, Any]]:
@@ -164,15 +161,16 @@ def curve_table(results: Results) -> str:
         line[f"{row['share']:.6g}"] = row["need_share"]
     late = features.late(results.tables["gates"])
 
-    def at(key: str) -> Callable[[Row], str]:
-        return lambda row: text.percent(row.get(key))
-
     shares = thinned(chosen["share"].unique().sort().to_list())
     columns = [
         LAYER,
         Column("features", lambda row: features.title(row["features"], late), number=False),
         *(
-            Column(text.percent(share), at(f"{share:.6g}"), spanner="need carried by this share of tokens")
+            Column(
+                text.percent(share),
+                value(f"{share:.6g}", text.percent, may_miss=True),
+                spanner="need carried by this share of tokens",
+            )
             for share in shares
         ),
     ]

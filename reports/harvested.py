@@ -1,7 +1,7 @@
 """The table of what was harvested: model, corpus, tokens, perplexity and start-up proof, stores across.
 
 In: the table `harvest`. Out: HTML. The proof's fields are named in plain words; one that this version does
-not know is shown under its own name. Cost: ~10 ms.
+not know is shown under its own name. Cost: a millisecond.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,6 +3,8 @@
 In: HTML of ours. Out: HTML. Cost: none.
 """
 
+import re
+
 import polars as pl
 
 from . import findings, text
@@ -13,6 +15,15 @@ def section(key: str, heading: str, *parts: str) -> str:
     """A section of the page under its heading; empty parts are left out."""
     body = "\n".join(part for part in parts if part)
     return f'<section id="{key}">\n<h2>{heading}</h2>\n{body}\n</section>'
+
+
+_SECTION = re.compile(r'<section id="([a-z]+)">\n<h2>([^<]*)</h2>\n(.*)\n</section>', re.DOTALL)
+
+
+def parted(whole: str) -> tuple[str, str, str] | None:
+    """Key, heading and body of a section; None for what is none."""
+    found = _SECTION.fullmatch(whole)
+    return None if found is None else (found[1], found[2], found[3])
 
 
 def numbers(label: str, table: str, *, opened: bool = False) -> str:

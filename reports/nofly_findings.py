@@ -64,7 +64,8 @@ def _by_pair(results: Results, frame: pl.DataFrame) -> str:
                 frame.filter(pl.col("series") == at),
             )
             for at, pair in enumerate(found)
-        ]
+        ],
+        "pairs of corpora",
     )
 
 

@@ -1,7 +1,7 @@
 """Tables of the section on other corpora: correlations, the paper's procedure, lists of tokens.
 
 In: the tables `nofly` and `nofly_tokens`. Out: HTML tables, every number of the section's figures among them.
-Cost: ~10 ms a table, more for many layers.
+Cost: milliseconds a table.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from . import findings, text, verdicts
 from . import nofly_findings as said
 from .results import Results
 from .sections import LAYER
-from .tables import Column, Row, between, house, value
+from .tables import Column, Inner, Row, between, house, value
 
 TOKENS_SHOWN = 15
 """Tokens of a list that the page shows."""
@@ -125,16 +125,19 @@ def others(results: Results) -> str:
     return house(ordered, columns, key="table-nofly-others", caption=caption, group=_grouping(results))
 
 
-def _cell(kind: str) -> Callable[[Row], str]:
-    def write(row: Row) -> str:
-        one = row.get(kind)
-        if one is None:
-            return text.NONE
+def _cell(kind: str) -> Inner:
+    def show(one: Row) -> str:
         ends = text.interval(one["r_disattenuated_sim_lo"], one["r_disattenuated_sim_hi"])
         shown = text.number(one["r_disattenuated"]) + ("" if ends == text.NONE else f" {ends}")
         return verdicts.marked(one, shown)
 
-    return write
+    fields = {
+        "": "r_disattenuated",
+        " low": "r_disattenuated_sim_lo",
+        " high": "r_disattenuated_sim_hi",
+        " verdict": "verdict",
+    }
+    return Inner(kind, show, fields)
 
 
 def paper(results: Results) -> str:

@@ -1,11 +1,14 @@
 """The page itself: sections in the order a reader asks, filled into `page.html` with `page.css` inside.
 
-In: `Results`. Out: one HTML document as text, with no script and no reference to anything outside itself.
+In: `Results`. Out: one HTML document as text, with no reference to anything outside itself and one script,
+which sorts tables: the page's own policy lets no other one run, and nothing is lost without it.
 Every stored string has passed `text.escape` or `text.markup`; every figure has its sentence above it, as
-its alternative text and as the caption of its table. Same results, same bytes. Cost: one to four seconds,
-nearly all of it drawing.
+its alternative text and as the caption of its table. Same results, same bytes. Cost: one to
+four seconds, nearly all of it drawing.
 """
 
+from base64 import b64encode
+from hashlib import sha256
 from importlib import resources
 from string import Template
 
@@ -30,11 +33,15 @@ from .results import Results
 
 
 def answers(results: Results) -> str:
-    """The answer in one paragraph a store."""
+    """The answer in one paragraph a store; of many stores, in one for all of them."""
+    n = len(results.stores)
+    if n > findings.FEW:
+        words = f"{findings.overview(results)} {findings.lone_tokens(results)}".strip()
+        return f'<p class="answer"><b>On {n} corpora,</b> {text.escape(words)}</p>'
     return "\n".join(
         f'<p class="answer"><b>On {text.escape(findings.label(results, at))},</b> '
         f"{text.escape(f'{findings.summary(results, at)} {findings.single_tokens(results, at)}'.strip())}</p>"
-        for at in range(len(results.stores))
+        for at in range(n)
     )
 
 
@@ -55,9 +62,11 @@ def _harvest(results: Results) -> str:
 def _linear(results: Results) -> str:
     frame = results.surrogates
     floor = charts.floor_of(frame, results.claim_at)
-    below = frame.filter(pl.min_horizontal("r2_test", "r2_sim_lo") < floor).to_dicts()
-    named = [f"layer {row['layer']} ({findings.r2_words(row)})" for row in below]
-    note = f"Cut at the lower edge of the axis: {text.listing(named)}." if named else ""
+    below = frame.filter(pl.min_horizontal("r2_test", "r2_sim_lo") < floor).sort(
+        "r2_test", maintain_order=True
+    )
+    named = [f"layer {row['layer']} ({findings.r2_words(row)})" for row in below.to_dicts()]
+    note = f"Cut at the lower edge of the axis: {text.some(named)}." if named else ""
     drawn = figure(
         "r2",
         results,
@@ -150,7 +159,9 @@ def _skew(results: Results) -> str:
 
 def _tokens(results: Results) -> str:
     """Examples of every layer, store by store; the most and the least linear layer start unfolded."""
-    parts = []
+    parts, most = [], examples.each(results.examples)
+    longest = results.examples.filter(pl.col("need") == "error")["rank"].max()
+    shown = reading.tokens_shown(most) if isinstance(longest, int) and longest > most else ""
     for at in range(len(results.stores)):
         rows = results.surrogates.filter(pl.col("series") == at)
         low, high = findings.extremes(rows, "r2_test") or ({}, {})
@@ -162,21 +173,20 @@ def _tokens(results: Results) -> str:
             for row in rows.to_dicts()
         }
         found = examples.by_layer(
-            results.examples.filter(pl.col("series") == at), titles, opened=frozenset(words)
+            results.examples.filter(pl.col("series") == at), titles, opened=frozenset(words), most=most
         )
         parts += [f"<h3>{text.escape(findings.label(results, at))}</h3>", found] if found else []
     return section(
         "tokens",
         "Tokens of highest and lowest need",
-        f"<p>{reading.TOKENS}</p>",
+        f"<p>{reading.TOKENS}{shown}</p>",
         *(parts or [reading.NO_TOKENS]),
     )
 
 
-def render(results: Results) -> str:
-    """The whole page."""
-    folder = resources.files(__package__ or "nearline.reports")
-    body = [
+def body(results: Results) -> list[str]:
+    """The sections, in the order a reader asks."""
+    found = [
         _harvest(results),
         _linear(results),
         fit_section.render(results),
@@ -191,18 +201,32 @@ def render(results: Results) -> str:
         _tokens(results),
         *analyses.render(results),
     ]
+    return [part for part in found if part]
+
+
+def fill(**parts: str) -> str:
+    """The template with its style and its one script, which the page's own policy allows by its hash."""
+    folder = resources.files(__package__ or "nearline.reports")
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    allowed = b64encode(sha256(f"\n{script}".encode()).digest()).decode()
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    template = Template((folder / "page.html").read_text(encoding="utf-8"))
+    return template.substitute(parts, style=style, script=script, allowed=allowed)
+
+
+def render(results: Results) -> str:
+    """The whole page of one study."""
     model = text.escape(findings.model(results))
-    return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
+    return fill(
         title=f"Which MLPs of {model} are nearly linear?",
         heading=f'Which MLPs of <span class="name">{model}</span> are nearly linear?',
-        style=(folder / "page.css").read_text(encoding="utf-8"),
-        study=text.escape(text.name(results.study)),
+        study=f"the study {text.escape(text.name(results.study))}",
         answers=answers(results),
         further=analyses.answers(results),
         verdicts=sections.verdicts(results),
         claim=text.escape(findings.claim(results)),
         contents=analyses.contents(results),
-        sections="\n".join(part for part in body if part),
+        sections="\n".join(body(results)),
         reading=reading.definitions(results),
         provenance=provenance.footer(results),
     )

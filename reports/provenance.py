@@ -15,7 +15,7 @@ from .layout import numbers
 from .results import Results
 from .tables import Column, Row, house, value
 
-DRAWN_WITH = ("nearline", "altair", "great-tables", "polars", "vl-convert-python")
+DRAWN_WITH = ("nearline", "altair", "polars", "vl-convert-python")
 """Packages that shape the page itself."""
 
 

@@ -49,6 +49,13 @@ TOKENS = (
     "marked token is the one that enters the MLP; ␣ is a blank inside it, ↵ a line end, ⇥ a tab. The "
     "most and the least linear layer are unfolded. All of them: <code>tables/examples.parquet</code>."
 )
+
+
+def tokens_shown(most: int) -> str:
+    """Says so where a page of many layers and stores has shorter lists."""
+    return f" Of each list the first {most} are shown."
+
+
 NO_TOKENS = "<p>The study was fitted without examples.</p>"
 
 _DEFINITIONS = (
@@ -99,6 +106,12 @@ def definitions(results: Results) -> str:
             f"On the claim {claim}, by the interval for all layers at once. {verdicts}. Sentences count "
             "layers by verdict, that is by two-sided intervals; p (Holm) is one-sided where a claim names a "
             f"side, so that its count may differ by a layer.{others if further else ''}",
+        ),
+        (
+            "Tables",
+            "Press a heading to sort by it, up, down and back (with a keyboard: Tab, then Enter). As files, "
+            "with every digit: <code>nearline report STUDY --tables DIR</code>, figures with "
+            "<code>--figures DIR</code>.",
         ),
         ("Sink", "Position 0 of a window, or a special token."),
     ]

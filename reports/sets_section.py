@@ -58,16 +58,16 @@ def compound_finding(results: Results) -> str:
     first = mine.group_by("series", maintain_order=True).first()
     parts = []
     for row in first.to_dicts():
-        where = f" on {findings.label(results, row['series'], 40)}" if len(results.stores) > 1 else ""
+        where = findings.label(results, row["series"], 40) if len(results.stores) > 1 else ""
         ends = text.change_interval(row["ppl_lo"], row["ppl_hi"])
         shown = text.change(row["ppl_pct"])
         if ends != text.NONE:  # the unit once, behind both
             shown = f"{shown.removesuffix(text.PERCENT)} {ends}"
-        parts.append(f"{shown} of perplexity{where}")
+        parts.append((row["ppl_pct"] or 0.0, f"{shown} of perplexity", where))
     if not parts:
         return "Sets of layers replaced together"
     row = first.row(0, named=True)
-    return f"{_head(row)} cost {text.listing(parts)}; {_excess(results, mine)}"
+    return f"{_head(row)} cost {findings.over_stores(parts)}; {_excess(results, mine)}"
 
 
 def _head(row: Row) -> str:
@@ -136,10 +136,11 @@ def progressive_finding(results: Results) -> str:
             mine = frame.filter(pl.col("series") == at)
             if mine.is_empty():
                 continue
-            where = f" on {findings.label(results, at, 40)}" if len(results.stores) > 1 else ""
-            found.append(f"{_cheap_steps(mine)} of {mine.height}{where}")
+            where = findings.label(results, at, 40) if len(results.stores) > 1 else ""
+            cheap = _cheap_steps(mine)
+            found.append((cheap / mine.height, f"{cheap} of {mine.height}", where))
         how = _CURVES.get(chosen, text.name(chosen, 20))
-        parts.append(f"{text.name(name, 24)}, {how}: {text.listing(found)}")
+        parts.append(f"{text.name(name, 24)}, {how}: {findings.over_stores(found)}")
     if not parts:
         return "Layers replaced one after the other"
     bound = f"{TENTH:g}\N{NO-BREAK SPACE}%"

@@ -11,15 +11,10 @@ from collections.abc import Mapping
 import altair as alt
 import vl_convert
 
+from .compact import compact
 from .text import escape
 
 _OPENING = re.compile(r'<svg [^>]*?width="(?P<width>[\d.]+)" height="(?P<height>[\d.]+)"[^>]*>')
-_NOISE = re.compile(
-    r' (?:aria-hidden|aria-roledescription|pointer-events|stroke-miterlimit|role|font-family)="[^"]*"'
-    r'|<path class="(?:background|foreground)"[^>]*(?:d="M0,0h0v0h0Z"|display="none")[^>]*/>'
-)
-_LONG_DECIMAL = re.compile(r"(?<=\d)\.(\d{2})\d+")
-_TAG = re.compile(r"<[^>]*>")
 _UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
 
 
@@ -37,23 +32,22 @@ def _checked(value: object) -> None:
         )
 
 
-def _shorter(tag: re.Match[str]) -> str:
-    """A tag with its coordinates to a hundredth of a pixel; the numbers that are shown keep their digits."""
-    return _LONG_DECIMAL.sub(r".\1", tag[0])
+def drawn(chart: alt.TopLevelMixin) -> tuple[float, float, str]:
+    """Width, height and content of the drawing, in pixels and in as few bytes as it takes."""
+    spec = chart.to_dict(validate=False)  # the tests validate every chart of the page
+    _checked(spec)
+    whole = vl_convert.vegalite_to_svg(spec)
+    opening = _OPENING.match(whole)
+    if opening is None:
+        raise RuntimeError(f"vl-convert returned no SVG but {whole[:80]!r}")
+    return float(opening["width"]), float(opening["height"]), compact(whole[opening.end() :])
 
 
 def render(chart: alt.TopLevelMixin, sentence: str) -> str:
     """The chart as inline SVG that scales to its box and is read out as `sentence`."""
-    spec = chart.to_dict(validate=False)  # the tests validate every chart of the page
-    _checked(spec)
-    drawn = vl_convert.vegalite_to_svg(spec)
-    opening = _OPENING.match(drawn)
-    if opening is None:
-        raise RuntimeError(f"vl-convert returned no SVG but {drawn[:80]!r}")
-    width, height = float(opening["width"]), float(opening["height"])
-    body = _TAG.sub(_shorter, _NOISE.sub("", drawn[opening.end() :]))
+    width, height, body = drawn(chart)
     label = escape(sentence)
     return (
         f'<svg role="img" aria-label="{label}" viewBox="0 0 {width:g} {height:g}"'
-        f' style="max-width:{width:g}px"><title>{label}</title>{body}'
+        f' style="max-width:{width:g}px"><title>{label}</title>{body}</svg>'
     )

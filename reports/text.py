@@ -155,6 +155,11 @@ def listing(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
+def some(items: list[str], most: int = 6) -> str:
+    """`a, b and 7 more`: a list that stays short."""
+    return listing(items if len(items) <= most else [*items[: most - 1], f"{len(items) - most + 1} more"])
+
+
 def layers(numbers: list[int]) -> str:
     """`layers 0–3 and 7`: runs of three or more are drawn together."""
     runs: list[list[int]] = []

@@ -25,10 +25,12 @@ def symbol(verdict: object) -> str:
     return (SYMBOLS | NONE_GIVEN).get(str(verdict), "?")
 
 
-def cell(row: Row) -> str:
-    """A verdict as a cell of a table: its sign and its words, as HTML."""
-    verdict = str(row["verdict"])
-    return f'<span class="verdict">{symbol(verdict)} {text.escape(text.name(verdict, 40))}</span>'
+def _words(verdict: object) -> str:
+    return f"{symbol(verdict)} {text.escape(text.name(str(verdict), 40))}"
+
+
+cell = value("verdict", _words)
+"""A verdict as a cell of a table: its sign and its words, as HTML."""
 
 
 def marked(row: Row, what: str) -> str:
@@ -56,11 +58,48 @@ def in_layers(rows: pl.DataFrame, where: str = "", *, again: bool = False) -> st
     return f"{many}{where}" + (f" ({', '.join(rest)})" if rest else "")
 
 
-def families(rows: Sequence[tuple[str, pl.DataFrame]]) -> str:
-    """`in 10 of 12 layers on docs:python (cannot tell in 2) and 9 of 12 on docs:stdlib`."""
+def families(rows: Sequence[tuple[str, pl.DataFrame]], what: str = "corpora") -> str:
+    """`in 10 of 12 layers on docs:python (cannot tell in 2) and 9 of 12 on docs:stdlib`; of more than a few
+    families (`what` they are) the ends.
+    """
     there = [(where, frame) for where, frame in rows if not frame.is_empty()]
+    if len(there) > findings.FEW:
+        return f"in {_spread(there, what)}"
     parts = [in_layers(frame, where, again=at > 0) for at, (where, frame) in enumerate(there)]
     return f"in {text.listing(parts)}"
+
+
+def _spread(rows: Sequence[tuple[str, pl.DataFrame]], what: str) -> str:
+    """`7 of 30 layers on docs:stdlib to 14 of 30 on docs:python (of 90 cases, cannot tell in 12)`."""
+    judged = [(where, frame) for where, frame in rows if set(frame["verdict"]) != {"too few documents"}]
+    if not judged:
+        return f"no layer that can be judged on {len(rows)} {what} (too few documents)"
+    found = [verdict for _, frame in judged for verdict in frame["verdict"].to_list()]
+    counts = [(frame["verdict"].to_list().count("supported"), frame.height, where) for where, frame in judged]
+    low, high = min(counts, key=_share), max(counts, key=_share)
+    others = (*findings.VERDICTS[1:], *NONE_GIVEN)
+    rest = [f"{verdict} in {found.count(verdict)}" for verdict in others if verdict in found]
+    said = [f"of {len(found)} cases, {', '.join(rest)}"] if rest else []
+    silent = len(rows) - len(judged)
+    said += [f"too few documents on {silent} of {len(rows)} {what}"] if silent else []
+    if high[0] == 0:
+        sure = " for sure" if "cannot tell" in found else ""
+        many = f"none of {high[1]} layers{sure}" + (
+            low[2] if len(judged) == 1 else f" on any of {len(judged)} {what}"
+        )
+    elif len(judged) == 1:
+        many = f"{'all' if low[0] == low[1] else f'{low[0]} of'} {low[1]} layers{low[2]}"
+    elif low[:2] == high[:2]:
+        many = (
+            f"{'all' if low[0] == low[1] else f'{low[0]} of'} {low[1]} layers on each of {len(judged)} {what}"
+        )
+    else:
+        many = f"{low[0] or 'none'} of {low[1]} layers{low[2]} to {high[0]} of {high[1]}{high[2]}"
+    return many + (f" ({'; '.join(said)})" if said else "")
+
+
+def _share(count: tuple[int, int, str]) -> float:
+    return count[0] / count[1]
 
 
 def by_store(results: Results, frame: pl.DataFrame) -> str:

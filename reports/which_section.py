@@ -4,7 +4,6 @@ In: the tables `regression`, `regression_terms` and `clusters`, each optional. O
 of them. Cost: two figures and three tables.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from . import findings, text, verdicts
@@ -13,7 +12,7 @@ from .layout import numbers, section
 from .multiples import by_layer, cut, domain_of, panel
 from .results import Results
 from .sections import LAYER, NEED, grouping, ordered
-from .tables import Column, Row, between, house, value
+from .tables import Column, Inner, Row, between, house, value
 
 KEY, HEADING = "which", "Which tokens need it"
 EXPLAINED = 0.1
@@ -133,25 +132,23 @@ def terms_table(results: Results) -> str:
         line = found.setdefault((row["series"], row["layer"]), place)
         line[f"term {terms.index(row['term'])}"] = row
 
-    def coefficient(key: str) -> Callable[[Row], str]:
-        def write(line: Row) -> str:
-            one = line.get(key)
-            if one is None or one["coefficient"] is None:
-                return text.NONE
-            ends = text.interval(one["lo"], one["hi"])
-            return text.number(one["coefficient"]) + ("" if ends == text.NONE else f" {ends}")
+    def coefficient(one: Row) -> str:
+        ends = text.interval(one["lo"], one["hi"])
+        return text.number(one["coefficient"]) + ("" if ends == text.NONE else f" {ends}")
 
-        return write
-
-    def alone(key: str) -> Callable[[Row], str]:
-        return lambda line: text.number((line.get(key) or {"r": None})["r"], 2)
+    def alone(one: Row) -> str:
+        return text.number(one["r"], 2)
 
     columns = [LAYER]
     for at, term in enumerate(terms):
         spanner = text.escape(text.name(term.replace("_", " "), 28))
         columns += [
-            Column("per sd", coefficient(f"term {at}"), spanner=spanner),
-            Column("r", alone(f"term {at}"), spanner=spanner),
+            Column(
+                "per sd",
+                Inner(f"term {at}", coefficient, {"": "coefficient", " low": "lo", " high": "hi"}),
+                spanner=spanner,
+            ),
+            Column("r", Inner(f"term {at}", alone, {"": "r"}), spanner=spanner),
         ]
     caption = "Coefficients of features of tokens, per standard deviation, and r of each by itself"
     return house(list(found.values()), columns, key="table-terms", caption=caption, group=grouping(results))

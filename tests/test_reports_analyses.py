@@ -126,7 +126,7 @@ def test_the_page_is_the_same_in_another_process(study: Path, tmp_path: Path) ->
         [sys.executable, "-c", code],
         check=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
     )
     assert again.stdout.decode() == page_and_charts(str(study))

@@ -7,8 +7,11 @@ from typing import Any
 import altair as alt
 import polars as pl
 import pytest
+import vl_convert
 from helpers_reports import make_results, make_tables
-from nearline.reports import charts, multiples, svg
+from hypothesis import given
+from hypothesis import strategies as st
+from nearline.reports import charts, compact, multiples, svg
 from nearline.reports.chart_style import NARROW, WIDE, Size, colour_of, shape_of
 from nearline.reports.results import Results
 
@@ -240,3 +243,64 @@ def test_curves_have_their_diagonal_in_every_panel() -> None:
     drawn = svg.render(chart, "curves")
     assert drawn.count("stroke-dasharray") == 2
     assert "NaN" not in drawn
+
+
+# The drawing in fewer bytes
+
+
+def points_of(d: str) -> list[tuple[float, float]]:
+    """The corners of a path of straight steps, as a slow reader would follow them."""
+    at, found = (0.0, 0.0), []
+    for letter, words in re.findall(r"([MLl])([^A-Za-z]*)", d):
+        numbers = [float(one) for one in re.findall(r"-?(?:\d+\.?\d*|\.\d+)", words)]
+        base = at if letter == "l" else (0.0, 0.0)
+        at = (numbers[0] + base[0], numbers[1] + base[1])
+        found.append(at)
+    return found
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(-900, 900, allow_subnormal=False)] * 2), min_size=1, max_size=30),
+    st.floats(-50, 50),
+    st.floats(-50, 50),
+)
+def test_a_compact_path_is_where_the_long_one_was(corners: list[Any], x: float, y: float) -> None:
+    long = "M" + "L".join(f"{px},{py}" for px, py in corners)
+    short = compact.path(long, x, y)
+    for (sx, sy), (px, py) in zip(points_of(short), corners, strict=True):
+        assert abs(sx - (px + x)) <= 0.05 + 1e-9
+        assert abs(sy - (py + y)) <= 0.05 + 1e-9
+
+
+def test_steps_arcs_and_ends_keep_their_meaning() -> None:
+    assert compact.path("M1,2H4V6h-3v-4Z", 10, 20) == "M11 22l3 0l0 4l-3 0l0-4Z"
+    assert compact.path("M3.5,0A3.5,3.5,0,1,1,-3.5,0A3.5,3.5,0,1,1,3.5,0", 100, 50) == (
+        "M103.5 50a3.5 3.5 0 11-7 0a3.5 3.5 0 117 0"
+    )
+    assert compact.path("M0,0C1,2,3,4,5,6", 0.25, 0) == "M.2 0c1 2 3 4 5 6"
+
+
+def test_like_neighbours_share_a_path_and_order_stays() -> None:
+    red, blue = 'stroke="red" opacity="1"', 'stroke="blue"'
+    body = (
+        '<g fill="none" transform="translate(10,5)"><g class="a">'
+        f'<line transform="translate(1,2)" x2="3" y2="0" {red}/><line x2="1" y2="1" {red}/>'
+        f'<path d="M0,0L1,1" {blue}/><line x2="2" y2="2" {red}/><path class="background" d="M0,0h9v9h-9Z"/>'
+        '<text transform="translate(4,4)" fill="ink">a &lt; b</text>'
+        '<text transform="translate(0,9) rotate(-90)" fill="ink">up</text></g></g></svg>'
+    )
+    assert compact.compact(body) == (
+        '<g fill="none"><path stroke="red" d="M11 7l3 0M10 5l1 1"/><path stroke="blue" d="M10 5l1 1"/>'
+        '<path stroke="red" d="M10 5l2 2"/><g fill="ink"><text x="14" y="9">a &lt; b</text></g>'
+        '<g transform="translate(10,5)"><text transform="translate(0,9) rotate(-90)" fill="ink">up</text></g>'
+        "</g>"
+    )
+
+
+def test_a_drawing_is_at_most_half_as_long_and_shows_the_same_words(results: Results) -> None:
+    chart = charts.shares_below(results.errors(), size=WIDE)
+    whole = vl_convert.vegalite_to_svg(chart.to_dict())
+    short = svg.render(chart, "x")
+    assert len(short) < len(whole) / 2
+    words = [re.findall(r">([^<]+)</text>", one) for one in (whole, short)]
+    assert words[0] == words[1]
