@@ -77,6 +77,11 @@ MISTAKES: list[tuple[str, list[str], int, list[str]]] = [
     ("fit without stores", ["fit", "study"], 2, ["STORES"]),
     ("fit of no store", ["fit", "study", "full"], 2, ["full"]),
     ("report of no study", ["report", "full"], 2, ["full"]),
+    ("report of nothing", ["report"], 2, ["STUDIES"]),
+    ("report of one study twice", ["report", "full", "full/../full"], 2, ["full is named twice"]),
+    ("tables in no format", ["report", "full", "--format", "latex"], 2, ["--tables DIR"]),
+    ("tables in an unknown format", ["report", "full", "--format", "xlsx"], 2, ["xlsx", "parquet"]),
+    ("tables into a file", ["report", "full", "--tables", "afile"], 2, ["afile", "name a folder"]),
     (
         "report of no folder",
         ["report", "st/mine"],

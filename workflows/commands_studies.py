@@ -5,7 +5,7 @@ the function.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -75,19 +75,33 @@ def analyze(
 
 
 @app.command
-def report(study: Path, /, *, out: Path | None = None, as_json: Json = False) -> None:
-    """Write a study's report: one HTML page that opens without a network.
+def report(
+    *studies: Annotated[Path, Parameter(required=True)],
+    out: Path | None = None,
+    tables: Path | None = None,
+    figures: Path | None = None,
+    format: Literal["csv", "parquet", "latex"] = "csv",
+    as_json: Json = False,
+) -> None:
+    """Write the report of a study, or of several side by side: one HTML page that opens without a network.
 
     Parameters
     ----------
-    study
-        A study that has been fitted.
+    studies
+        Studies that have been fitted. Several share one page, in this order.
     out
-        Where to write the page; default: report.html inside the study.
+        Where to write the page; default: report.html inside the study, of several studies in the
+        current folder.
+    tables
+        A folder for every table of the page as a file, with all rows and digits.
+    figures
+        A folder for every figure of the page as SVG, PNG and PDF.
+    format
+        How tables are written.
     """
-    from ..reports import report as run
+    from ..reports.report import write
 
-    show.path("report", run(study, out), as_json)
+    show.report(write(studies, out, tables=tables, figures=figures, format=format), as_json)
 
 
 @app.command

@@ -54,6 +54,19 @@ def path(name: str, where: Path | str, as_json: bool) -> None:
     return print_json({name: where}) if as_json else print(f"{name}: {where}")
 
 
+def report(written: Any, as_json: bool) -> None:
+    """The page, and how many files its tables and figures became."""
+    if as_json:
+        found = {"report": written.page, "tables": written.tables, "figures": written.figures}
+        return print_json({name: value for name, value in found.items() if value})
+    print(f"report: {written.page}")
+    for name, files in (("tables", written.tables), ("figures", written.figures)):
+        if files:
+            folder = min((path.parent for path in files), key=lambda path: len(path.parts))
+            print(f"{name}: {len(files)} files in {folder}")
+    return None
+
+
 def quickstart(result: Any, as_json: bool) -> None:
     """What ran, what was current, and where the reports are."""
     if as_json:

@@ -1,0 +1,237 @@
+"""Several studies on one page, and many stores in one sentence: who is who, and nothing lost on the way."""
+
+import dataclasses
+import html
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from helpers_reports import make_results, make_tables, surrogate_row, write_study
+from helpers_reports_analyses import make_analysis_tables
+from helpers_reports_costs import make_cost_tables
+from helpers_reports_pages import HOSTILE, Structure, draw_nothing, figures, plain, table
+from nearline.reports import (
+    axes,
+    examples,
+    findings,
+    models_section,
+    multiples,
+    page,
+    report,
+    text,
+    together,
+    verdicts,
+)
+from nearline.reports.results import Results
+from nearline.store import UsageError
+
+FIVE = ("a", "b", "c", "d", "e")
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_nothing(monkeypatch)
+
+
+def results_of(model: str, n_layers: int, stores: tuple[str, ...] = ("a", "b"), **measured: bool) -> Results:
+    rows = make_tables(stores, n_layers=n_layers, seed=n_layers)
+    if measured:
+        rows |= make_analysis_tables(stores, n_layers=n_layers) | make_cost_tables(stores, n_layers=n_layers)
+    rows["harvest"] = [row | {"model": model} for row in rows["harvest"]]
+    return make_results(rows)
+
+
+def test_each_question_stands_once_and_each_model_below_it() -> None:
+    studies = [results_of("tiny-gpt2", 4, measured=True), results_of("tiny-pythia", 3)]
+    document, kept = together.render(studies)
+    Structure(document)
+    ids = re.findall(r' id="([^"]+)"', document)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', document)) <= set(ids)
+    headings = re.findall(r"<h2>(.*?)</h2>", document)
+    assert len(headings) == len(set(headings))
+    assert headings[0] == models_section.HEADING
+    linear = document.partition('<section id="linear">')[2].partition("</section>")[0]
+    assert re.findall(r'<h3 class="model">(.*?)</h3>', linear) == ["tiny-gpt2", "tiny-pythia"]
+    gates = document.partition('<section id="gates">')[2].partition("</section>")[0]
+    assert re.findall(r'<h3 class="model">(.*?)</h3>', gates) == ["tiny-gpt2"]
+    assert "<h2>What was not run</h2>" in document
+    assert [one.model for one in kept] == ["", "tiny-gpt2", "tiny-pythia"]
+
+
+def test_every_caption_names_its_model_and_nothing_of_the_single_pages_is_lost() -> None:
+    studies = [results_of("tiny-gpt2", 3), results_of("tiny-pythia", 4)]
+    document, kept = together.render(studies)
+    for results, one in zip(studies, kept[1:], strict=True):
+        alone = page.render(results)
+        model = findings.model(results)
+        for key in figures(alone):
+            assert f'<figure id="{one.tag}-figure-{key}"><figcaption><strong>{model}: ' in document
+        for key in re.findall(r'<div id="(table-[^"]+)"', alone):
+            if key != "table-verdicts":  # one table for all models stands for it
+                assert table(document, f"{one.tag}-{key}").split() == f"{model}: {table(alone, key)}".split()
+    captions = re.findall(r"<caption[^>]*>(.*?)</caption>", document)
+    assert all(one.startswith(("tiny-gpt2: ", "tiny-pythia: ", "All models")) for one in captions)
+
+
+def test_the_models_stand_side_by_side() -> None:
+    studies = [results_of("one", 3, measured=True), results_of("two", 5)]
+    found = models_section.rows(studies, ["one", "two"])
+    assert [(row["model"], row["corpus"]) for row in found] == [
+        ("one", "docs:python"), ("one", "docs:scientific"), ("two", "docs:python"), ("two", "docs:scientific")
+    ]  # fmt: skip
+    for row, (results, series) in zip(
+        found, [(studies[0], 0), (studies[0], 1), (studies[1], 0)], strict=False
+    ):
+        mine = sorted(results.surrogates.filter(results.surrogates["series"] == series)["r2_test"].to_list())
+        assert row["r2"] == mine[len(mine) // 2]
+        assert (row["r2_low"], row["r2_high"]) == (mine[0], mine[-1])
+        counts = results.surrogates.filter(results.surrogates["series"] == series)["verdict"].to_list()
+        assert [row[one] for one in findings.VERDICTS] == [counts.count(one) for one in findings.VERDICTS]
+    assert found[2]["auc"] is None  # not analysed, not zero
+    shown = table(models_section.render(studies, ["one", "two"]), "table-models")
+    assert all(text.number(row["r2"]) in shown for row in found)
+    panel = models_section._panel(studies, "docs:python")
+    assert panel.filter(panel["series"] == 1)["x"].to_list() == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_studies_of_one_model_and_of_one_name_are_told_apart() -> None:
+    studies = [results_of("same", 2), results_of("same", 3), results_of("other", 2)]
+    assert together.labels(studies) == ["same (demo)", "same (demo)", "other"]
+    assert together.tags(studies) == ["demo", "demo-2", "demo-3"]
+
+
+def test_models_without_a_corpus_in_common_are_drawn_in_one_panel() -> None:
+    first, second = results_of("one", 2, ("a",)), results_of("two", 2, ("a",))
+    moved = second.harvest.with_columns(corpus=pl.lit("text:mine"))
+    studies = [first, dataclasses.replace(second, harvest=moved)]
+    assert models_section._shared(studies) == []
+    assert "each on its first corpus" in models_section.render(studies, ["one", "two"])
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_models_and_studies_stay_text(hostile: str) -> None:
+    harmless = {
+        tag for tag, _ in Structure(together.render([results_of("a", 2), results_of("b", 2)])[0]).tags
+    }
+    studies = [dataclasses.replace(results_of(f"{hostile}{n}", 2), study=hostile) for n in range(2)]
+    document, kept = together.render(studies)
+    assert {tag for tag, _ in Structure(document).tags} <= harmless
+    assert all(re.fullmatch(r"[a-z0-9-]*", one.tag) for one in kept)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]", document)
+
+
+def test_a_page_of_two_studies_is_a_file_and_its_tables_stand_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = []
+    for name, n_layers in (("one", 2), ("two", 3)):
+        rows = make_tables(("a",), n_layers=n_layers)
+        rows["harvest"] = [row | {"model": name} for row in rows["harvest"]]
+        paths.append(write_study(tmp_path / name, rows))
+    monkeypatch.chdir(tmp_path)
+    assert report(paths, tables=tmp_path / "t") == Path("report.html")
+    first = Path("report.html").read_bytes()
+    assert report(paths, tmp_path / "again.html").read_bytes() == first
+    assert not (tmp_path / "one" / "report.html").exists()
+    assert (tmp_path / "t" / "models.csv").exists()
+    assert (tmp_path / "t" / "one" / "surrogates.csv").read_text().count("\n") == 3
+    assert (tmp_path / "t" / "two" / "surrogates.csv").read_text().count("\n") == 4
+    with pytest.raises(
+        UsageError, match=r"the study .*one is named twice; each study has one place on a page"
+    ):
+        report([paths[0], tmp_path / "two" / ".." / "one"])
+
+
+# Many stores in one sentence
+
+
+def five(**verdict_of: str) -> Results:
+    rows = make_tables(FIVE, n_layers=3)
+    rows["surrogates"] = [
+        surrogate_row(
+            store,
+            layer,
+            0.5 + 0.1 * layer + 0.01 * at,
+            0.01,
+            fit_on="a",
+            verdict=verdict_of.get(f"{store}{layer}", "not supported"),
+        )
+        for at, store in enumerate(FIVE)
+        for layer in range(3)
+    ]
+    return make_results(rows)
+
+
+def test_the_answer_on_many_corpora_is_one_short_paragraph() -> None:
+    found = five(a2="supported", b1="supported", b2="supported", c2="supported", e2="supported",
+                 d0="too few documents", d1="too few documents", d2="too few documents")  # fmt: skip
+    said = findings.overview(found)
+    assert said.startswith(
+        "1 (on docs:python (a)) to 2 (on docs:scientific (b)) of 3 MLPs are nearly linear, layer 2 "
+        "everywhere (maps fitted on a). Most linear is layer 2 on docs:scientific (e): R²\xa00.740 ["
+    )
+    assert "; least, layer 0 on docs:python (a): R²\xa00.500 [" in said
+    assert said.endswith("1 of 5 corpora have too few documents for a verdict.")
+    assert len(said) < 420
+    shown = plain(page.answers(found))
+    assert shown == f"On 5 corpora, {said}"
+    assert page.render(found).count('<p class="answer">') == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("supported", "on each of them 3 of 3 MLPs are nearly linear, layers 0–2 everywhere"),
+        ("not supported", "no MLP of 3 is nearly linear"),
+        ("cannot tell", "no MLP of 3 is nearly linear"),
+        ("too few documents", "there are too few documents to say which of 3 MLPs are nearly linear"),
+    ],
+)
+def test_each_verdict_is_worded_on_many_corpora(verdict: str, words: str) -> None:
+    every = {f"{store}{layer}": verdict for store in FIVE for layer in range(3)}
+    assert findings.overview(five(**every)).startswith(words)
+
+
+def test_counts_over_many_corpora_give_the_ends_and_what_is_open() -> None:
+    found = five(a0="supported", b0="supported", b1="supported", b2="cannot tell", c0="supported",
+                 d0="too few documents", d1="too few documents", d2="too few documents")  # fmt: skip
+    said = verdicts.by_store(found, found.surrogates)
+    assert said == (
+        "in none of 3 layers on docs:scientific (e) to 2 of 3 on docs:scientific (b) (of 12 cases, not "
+        "supported in 7, cannot tell in 1; too few documents on 1 of 5 corpora)"
+    )
+    everything = five(**{f"{store}{layer}": "supported" for store in FIVE for layer in range(3)})
+    assert verdicts.by_store(everything, everything.surrogates) == "in all 3 layers on each of 5 corpora"
+    open_ones = five(**{f"{store}{layer}": "cannot tell" for store in FIVE for layer in range(3)})
+    assert verdicts.by_store(open_ones, open_ones.surrogates) == (
+        "in none of 3 layers for sure on any of 5 corpora (of 15 cases, cannot tell in 15)"
+    )
+
+
+def test_ranges_over_many_corpora_name_both_ends() -> None:
+    found = five()
+    assert findings.ranges(found, found.surrogates, "r2_test", text.number) == (
+        "0.500 (layer\xa00 on docs:python (a)) to 0.740 (layer\xa02 on docs:scientific (e)), over 5 corpora"
+    )
+
+
+def test_what_is_cut_off_is_named_up_to_a_few_the_farthest_first() -> None:
+    frame = pl.DataFrame({"series": [0] * 9, "layer": list(range(9)), "value": [float(n) for n in range(9)],
+                          "lo": [None] * 9, "hi": [None] * 9})  # fmt: skip
+    said = axes.beyond([multiples.Panel("x", frame)], (0.0, 1.0), text.number)
+    assert said.startswith("Beyond the axis and drawn on its edge: layer 8 (8.000), layer 7 (7.000)")
+    assert said.endswith("layer 4 (4.000) and 2 more.")
+
+
+def test_lists_of_tokens_are_cut_where_there_are_many_and_said_to_be() -> None:
+    many = make_results(make_tables(FIVE, n_layers=30))
+    most = examples.each(many.examples)
+    assert most == examples.MOST // (5 * 30 * 2) == 4
+    document = page.render(many)
+    assert document.count("<mark>") == 4 * 5 * 30 * 2
+    assert "Of each list the first 4 are shown." in document
+    few = page.render(make_results(make_tables(("a",), n_layers=2)))
+    assert few.count("<mark>") == 8 * 2 * 2
+    assert "Of each list" not in html.unescape(few)
