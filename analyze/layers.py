@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from ..store import Reader
+from ..store.norms import norm_of
 from .norms import Contribution, Norm, apply_norm, parse_kind
 
 GRADIENT: Final = "mlp_output_grad"
@@ -56,8 +57,7 @@ def layer_source(reader: Reader, layer: int) -> LayerSource:
         values = reader.affine(name)
         return None if values is None else np.ascontiguousarray(values[index], dtype=np.float32)
 
-    kind, post_kind = parse_kind(facts.kinds[index]), parse_kind(facts.post_kinds[index])
-    norm = Norm(kind, affine("norm_weight"), affine("norm_bias"), float(facts.epsilons[index]))
+    norm, post_kind = norm_of(reader, layer), parse_kind(facts.post_kinds[index])
     post = Norm(
         post_kind, affine("post_norm_weight"), affine("post_norm_bias"), float(facts.post_epsilons[index])
     )

@@ -8,6 +8,7 @@ into the result and one crc32c per chunk.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 from jaxtyping import Float32, Shaped
 
 from .attributes import Attributes
+from .batches import Batches, batches
 from .chunks import read_chunk
 from .dtypes import GRADIENT, LAYER_SITES, decode_into
 from .errors import DamageError, IncompleteError, StoreNotSealed, UsageError
@@ -155,6 +157,51 @@ class Reader:
         for block, part in self._blocks(block_start, block_stop):
             self._read_block(site, spec, index, block, out[part])
         return out
+
+    def read_into(
+        self, site: str, layer: int | None, block: int, out: Shaped[np.ndarray, "token feature"]
+    ) -> None:
+        """Rows of one block as `stored` gives them, into an array of the caller's (contiguous, its dtype)."""
+        spec, index = self._locate(site, layer)
+        self._read_block(site, spec, index, block, out)
+
+    def batches(
+        self,
+        sites: str | Sequence[str] = ("mlp_input", "mlp_output"),
+        *,
+        layers: int | str | Sequence[int] = "all",
+        splits: str | Sequence[str] = "all",
+        rows: str = "all",
+        batch_size: int = 4096,
+        seed: int | None = 0,
+        epoch: int = 0,
+        dtype: Any = "float32",
+        drop_last: bool = False,
+        start: int = 0,
+        pool_memory: int | str = "512 MiB",
+    ) -> Batches:
+        """Batches for training, each row once: `for x, y in reader.batches(layers=3, splits="fit"): …`.
+
+        Sites are aligned row for row: (row, feature) for one layer, (layer, row, feature) for several (a
+        list, `"0-5"`, all). `rows="body"` leaves out what fits leave out: position 0, special tokens, values
+        that are not finite. Rows are shuffled by `seed` and `epoch`, mixed within pools of whole blocks of
+        at most `pool_memory`; two pools are held. `seed=None` keeps the order of the store. `start` resumes
+        at a batch. docs/transcoder.md says what the shuffle guarantees.
+        """
+        return batches(
+            self,
+            sites,
+            layers=layers,
+            splits=splits,
+            rows=rows,
+            batch_size=batch_size,
+            seed=seed,
+            epoch=epoch,
+            dtype=dtype,
+            drop_last=drop_last,
+            start=start,
+            pool_memory=pool_memory,
+        )
 
     def _unscaled(self, site: str, layer: int | None, values: np.ndarray) -> np.ndarray:
         """The values themselves, in place: exact, as the factor is a power of two."""

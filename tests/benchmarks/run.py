@@ -15,6 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bench_analyze
+import bench_batches
 import bench_collect
 import bench_fit
 import bench_measure
@@ -24,6 +25,7 @@ import bench_verify
 
 BENCHMARKS: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
     "store": bench_store.rows,
+    "batches": bench_batches.rows,
     "share": bench_share.rows,
     "verify": bench_verify.rows,
     "fit": bench_fit.rows,
