@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .collect.peeking import peek as peek
+    from .workflows.opening import open as open
 
 __version__ = "0.1.0"
-__all__ = ["peek"]
+__all__ = ["peek"]  # without `open`, which `from nearline import *` would put in place of Python's own
+_HOMES = {"open": ".workflows.opening", "peek": ".collect.peeking"}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "peek":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(".collect.peeking", __name__).peek
+    return getattr(import_module(_HOMES[name], __name__), name)

@@ -51,7 +51,7 @@ from .tables import VOCABULARY as VOCABULARY_SCHEMA
 from .tables import parse_table
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reader:
     """Handle on a store; safe to share between threads; sent to another process, it opens again there."""
 
@@ -60,9 +60,9 @@ class Reader:
     plan: Plan
     manifest: Manifest | None  # None: the store is not sealed
     digest: str | None  # of the seal
-    _specs: dict[str, ArraySpec] = field(repr=False)
-    _records: dict[int, BlockRecord] = field(repr=False, default_factory=dict)
-    _lock: Any = field(repr=False, default_factory=threading.Lock)
+    _specs: dict[str, ArraySpec]
+    _records: dict[int, BlockRecord] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.Lock)
 
     @classmethod
     def open(cls, where: str | Path | Place, *, require_seal: bool = True) -> "Reader":
@@ -103,6 +103,14 @@ class Reader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.place, self.manifest is not None)
+
+    def __repr__(self) -> str:
+        return f"Reader({self.path!r}: {self.n_tokens:,} rows, {len(self.layers)} layers)"
+
+    def _repr_html_(self) -> str:
+        from .shown import store_html
+
+        return store_html(self)
 
     @property
     def path(self) -> str:

@@ -80,16 +80,23 @@ def read_table(path: Path, schema: pa.Schema | None = None) -> pa.Table:
     return parse_table(content, schema, str(path))
 
 
-def column_names(path: Path) -> list[str]:
-    """The columns of a table, without unpacking it."""
+def table_form(path: Path) -> pa.Schema:
+    """The columns of a table and their types, without unpacking it."""
     try:
         content = LocalPlace(path.parent).read(path.name, limit=MAX_TABLE_BYTES)
     except FileNotFoundError:
         raise IncompleteError(f"{path} does not exist") from None
     try:
-        return _open(content, []).schema_arrow.names
+        form = _open(content, []).schema_arrow.remove_metadata()
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise FormatError(f"{path}: not a readable Parquet file ({printable(str(error))[:200]})") from None
+    _check_columns(form, None, str(path))
+    return form
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a table, without unpacking it."""
+    return table_form(path).names
 
 
 def parse_table(
