@@ -20,12 +20,13 @@ CHARTS: dict[str, Callable[[Any], alt.TopLevelMixin]] = {
     name: getattr(notebook, name)
     for name in ("held_out_r2", "need_quantiles", "shares_below", "need_histograms", "gate_auc", "costs")
 }
+RENDERED = ("need_histograms", "costs")  # of each kind one: with panels side by side, and facets
 EVIL = '</script><b onclick="x">\'; alert(1) //'
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tables = make_tables() | make_analysis_tables() | make_cost_tables()
+    tables = make_tables(n_layers=4) | make_analysis_tables(n_layers=4) | make_cost_tables(n_layers=4)
     return write_study(tmp_path_factory.mktemp("studies") / "study", tables)
 
 
@@ -42,8 +43,9 @@ def test_charts_are_whole_without_a_page(name: str, study: Path) -> None:
     labels = [results.read(study).harvest["corpus"].to_list()]
     names = set(re.findall(r'"labelExpr": "(\[.*?\])\[datum.value\]"', text))
     assert names == {json.dumps(json.dumps(one))[1:-1] for one in labels}
-    assert svg.render(chart, "a chart").startswith("<svg")  # Vega draws it, legend included
-    assert json.dumps(CHARTS[name](study).to_dict()) == text
+    if name in RENDERED:
+        assert svg.render(chart, "a chart").startswith("<svg")  # Vega draws it, legend included
+        assert json.dumps(CHARTS[name](study).to_dict()) == text
 
 
 def test_an_opened_study_and_its_folder_give_the_same_chart(study: Path) -> None:
@@ -67,13 +69,13 @@ def test_what_is_drawn_is_what_the_table_says(study: Path) -> None:
 
 
 def test_one_store_needs_no_legend(tmp_path: Path) -> None:
-    path = write_study(tmp_path / "study", make_tables(stores=("one",)))
+    path = write_study(tmp_path / "study", make_tables(("one",), n_layers=3))
     assert "labelExpr" not in json.dumps(notebook.held_out_r2(path).to_dict())
 
 
 def test_names_of_a_study_stay_text(tmp_path: Path) -> None:
     """A name in a legend is a string inside an expression: it must not end it."""
-    tables = make_tables()
+    tables = make_tables(n_layers=3)
     for at, row in enumerate(tables["harvest"]):
         row["corpus"] = f"{EVIL}{at}\"]+warn('x')+[\""
     path = write_study(tmp_path / "study", tables)
@@ -106,7 +108,7 @@ def test_what_is_not_there_is_named(
 
 
 def test_a_step_that_was_not_run_is_named(tmp_path: Path) -> None:
-    path = write_study(tmp_path / "study", make_tables())
+    path = write_study(tmp_path / "study", make_tables(n_layers=3))
     with pytest.raises(IncompleteError, match=r"no table `gates`: run `nearline analyze .* --only gates`"):
         notebook.gate_auc(path)
     with pytest.raises(IncompleteError, match=r"no table `interventions`: run `nearline measure .*study`"):
