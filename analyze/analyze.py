@@ -143,12 +143,29 @@ def analyze_steps(
 
 def analyses_are_current(study_path: str | Path, settings: AnalyzeSettings | None = None) -> bool:
     """Whether `analyze` with these arguments would have nothing to do."""
+    return not outdated_analyses(study_path, settings)
+
+
+def outdated_analyses(
+    study_path: str | Path, settings: AnalyzeSettings | None = None
+) -> dict[str, tuple[dict[str, str], dict[str, Any]]]:
+    """The analyses that `analyze` with these arguments would run, with what each would be made from: inputs
+    and settings.
+    """
     settings = settings or AnalyzeSettings()
     study = Study.open(study_path)
+    wanted = _with_prerequisites(settings.analyses)
     if "fit" not in study.provenance():
-        return False
+        return dict.fromkeys(wanted, ({}, {}))
     evidence = gather(study, settings)
-    return all(_is_current(evidence, name) for name in _with_prerequisites(settings.analyses))
+    return {
+        name: (
+            _inputs(evidence, ANALYSES_BY_NAME[name], evidence.layers),
+            _resolved(evidence, name, evidence.layers),
+        )
+        for name in wanted
+        if not _is_current(evidence, name)
+    }
 
 
 def _with_prerequisites(names: Sequence[str]) -> list[str]:

@@ -16,8 +16,8 @@ from jaxtyping import Int32
 
 from ..store.errors import UsageError
 from ..store.folder import committed_blocks
-from ..store.layout import BLOCK_BUFFERS, CHUNK_LIMIT_BYTES, block_bytes, choose_block
 from .anatomy import Anatomy
+from .block_rows import block_rows
 from .buffers import Shape
 from .corpora import Corpus
 from .few_groups import few_groups_note
@@ -32,7 +32,6 @@ DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 GRAPH_SHARE = 4  # so many times smaller is a batch whose graph is kept for a backward pass
 STORAGE_OF_COMPUTE = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float16"}
-DEFAULT_MEMORY_LIMIT_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +90,7 @@ def prepare(
     reachable = reachable_tokens(lengths, splits, cutting, settings.tokens, hashes)
     # Sums are over the rows that a harvest of these settings would store: its block decides which they are.
     stored = dataclasses.replace(row, sites=DEFAULT_SITES) if settings.moments_only else row
-    block = _block(reachable, stored, settings)
+    block = block_rows(reachable, stored.sizes, settings)
     planned = build_plan(
         lengths,
         splits,
@@ -135,26 +134,3 @@ def cutting_of(anatomy: Anatomy, tokens: TokenisedCorpus, settings: HarvestSetti
         bos_id=tokens.bos_id,
         keep=settings.kept_share,
     )
-
-
-def _block(n_tokens: int, row: Shape, settings: HarvestSettings) -> int:
-    # A fixed limit: a block that followed the memory free at the moment would give other bytes each time.
-    limit = settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES
-    sizes = row.sizes
-    if settings.block is None:
-        # A block below the shortest window would be one cut after another.
-        return max(choose_block(max(n_tokens, 1), *sizes, limit), settings.min_length)
-    chunk_rows = CHUNK_LIMIT_BYTES // (row.d_model * row.itemsize)
-    if settings.block > chunk_rows:
-        raise UsageError(
-            f"block={settings.block:,}: a chunk is at most {CHUNK_LIMIT_BYTES // 2**20} MiB, which is "
-            f"{chunk_rows:,} rows of this model. Use {chunk_rows:,} or less."
-        )
-    need, row_bytes = (BLOCK_BUFFERS * block_bytes(rows, *sizes) for rows in (settings.block, 1))
-    if need > limit:
-        raise UsageError(
-            f"block={settings.block:,} needs {need / 2**20:,.1f} MiB of buffers, the memory limit is "
-            f"{limit / 2**20:,.1f} MiB. Use block={max(limit // row_bytes, 1):,} or less, fewer layers, or "
-            "raise memory_limit."
-        )
-    return settings.block

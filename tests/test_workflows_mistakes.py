@@ -16,7 +16,7 @@ from helpers_store import make_store
 from nearline.analyze.stores import parse_stores
 from nearline.store import durable
 from nearline.workflows.cli import run
-from nearline.workflows.quickstart import TOKENS
+from nearline.workflows.quickstart import quickstart_study
 
 COLLECT = ["collect", "tiny-gpt2"]
 ROW = {"body": "a sentence of some length that is a document of its own. " * 4}
@@ -354,7 +354,8 @@ def test_the_help_of_fit_and_quickstart(capsys: pytest.CaptureFixture[str]) -> N
     assert "alpha=cv chooses from, and not given with another alpha" in found
     assert re.search(r"\* +STORES", found)
     assert run(["quickstart", "--help"]) == 0
-    assert f"[default: {TOKENS}]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    usual = quickstart_study().models[0].stores[0].settings.tokens
+    assert f"[default: {usual}]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_a_full_disk_is_an_environment_fault(

@@ -10,7 +10,7 @@ import pytest
 from nearline.analyze.analyze_settings import ANALYSES
 from nearline.collect.bundled_models import BUNDLED
 from nearline.store import Reader, Study, UsageError
-from nearline.workflows.quickstart import CORPORA, LEAST_TOKENS, SWEEP, quickstart
+from nearline.workflows.quickstart import LEAST_TOKENS, quickstart, quickstart_study
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
@@ -18,6 +18,9 @@ from smollm2_study import tables
 
 TOKENS = LEAST_TOKENS
 MODELS = BUNDLED[:1]  # the other one takes as long again
+WHOLE = quickstart_study()
+CORPORA = WHOLE.corpora
+SWEEP = WHOLE.models[0].measure
 # Of float32 sums of four parts, in units of the row's scale.
 ROUNDING = 1e-4
 # p by float64 from float32 weights, against the float32 of `analyze`.
@@ -62,8 +65,8 @@ def test_the_model_is_visited_again(out: Path) -> None:
     study = Study.open(out / "studies" / MODELS[0])
     rows = study.table("interventions").to_pylist()
     alone = {(row["name"], row["layer"]) for row in rows if row["chosen"] == "one"}
-    assert alone == {(name, layer) for name in SWEEP["interventions"] for layer in (1, 4)}
-    assert {row["store"] for row in rows} == {f"{MODELS[0]}-{CORPORA[0].partition(':')[2]}"}
+    assert alone == {(name, layer) for name in SWEEP.interventions for layer in (1, 4)}
+    assert {row["store"] for row in rows} == {f"{MODELS[0]}-{CORPORA[0]}"} == {*SWEEP.stores}
     assert all(row["linear_share"] == 1.0 for row in rows if row["name"] == "linear")
     assert all(row["delta_lo"] <= row["delta_nats"] <= row["delta_hi"] for row in rows)
     page = (out / "studies" / MODELS[0] / "report.html").read_text(encoding="utf-8")
@@ -106,17 +109,17 @@ def test_gates_and_surrogates_are_applied_with_numpy_alone(out: Path) -> None:
 
 def test_a_rerun_has_nothing_to_do_and_loads_no_torch(out: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from nearline.workflows import show_studies; "
+        "import sys; from pathlib import Path; from nearline.workflows import show_runs; "
         "from nearline.workflows.quickstart import quickstart; "
         f"result = quickstart(Path({str(out)!r}), tokens={TOKENS}, models={MODELS}); "
-        "show_studies.quickstart(result, as_json=False); print('torch' in sys.modules)"
+        "show_runs.steps(result, as_json=False); print('torch' in sys.modules)"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert result.stdout.strip().splitlines()[-1] == "False"
-    steps = ("collect", "fit", "analyze", "measure", "report")
-    states = [line.split()[-1] for line in result.stdout.splitlines() if line.startswith(steps)]
+    steps = ("collect ", "fit ", "analyze ", "measure ", "report ")
+    states = [line.split()[2] for line in result.stdout.splitlines() if line.startswith(steps)]
     assert states.count("current") == (len(CORPORA) + 4) * len(MODELS)
 
 

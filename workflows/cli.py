@@ -21,7 +21,7 @@ from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
 from ..store import NearlineError
 from ..store.names import printable
 from ..store.settings import first_problem
-from . import commands_models, commands_stores, commands_studies
+from . import commands_models, commands_plan, commands_runs, commands_stores, commands_studies
 from .app import AnalyzeFlags, CollectFlags, FitFlags, MeasureFlags, app
 
 EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_BUG, EXIT_INTERRUPTED = 2, 4, 70, 130
@@ -29,6 +29,8 @@ COMMANDS = (
     commands_stores,
     commands_studies,
     commands_models,
+    commands_plan,
+    commands_runs,
 )  # importing a module of commands registers them
 _ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE)
 

@@ -1,4 +1,4 @@
-"""Commands on stores: sites, plan, collect, seal, info, verify, repair, push, pull.
+"""Commands on stores: sites, collect, seal, info, verify, repair, push, pull.
 
 In: arguments. Out: one call of a library function each, and what it found on standard output; a check that
 failed raises `Finished` with its exit code. Cost: that of the function; torch is loaded only by commands
@@ -43,47 +43,6 @@ def sites(
     from ..collect.sites import sites as list_sites
 
     show.sites(list_sites(model, revision=revision, gguf_file=gguf_file), as_json)
-
-
-@app.command
-def plan(
-    model: str,
-    corpus: str,
-    store: str,
-    /,
-    *,
-    config: Config = None,
-    flags: Annotated[CollectFlags | None, Parameter(name="*")] = None,  # type: ignore[valid-type]
-    probe: bool = True,
-    as_json: Json = False,
-) -> None:
-    """Say what a harvest will take, bytes, memory and time, before it is begun; refuse what cannot fit.
-
-    Parameters
-    ----------
-    model
-        A bundled model (tiny-gpt2, tiny-pythia), a local folder or a Hub id.
-    corpus
-        docs:python, docs:scientific, docs:stdlib, text:PATH,
-        jsonl:PATH[:FIELD], parquet:PATH[:COLUMN], ids:PATH or
-        hf:NAME[:CONFIG[:SPLIT[:COLUMN]]].
-        A field holds text, token ids, or a chat (a list of
-        {"role", "content"}). NAME is a folder or a Hub id;
-        NAME@REVISION pins it. SPLIT may be SPLIT[FROM:TO].
-    store
-        The folder that `collect` is meant to write; nothing is left in it.
-    probe
-        Time a few batches and a short write.
-    """
-    from ..collect.settings import parse
-
-    folder = local_path(store, "store")
-    settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
-    from ..collect.forecast import forecast
-
-    with progress_for() as progress:
-        found = forecast(settings, folder, probe=probe, progress=progress)
-    show.forecast(found, as_json)
 
 
 @app.command

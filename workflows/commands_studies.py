@@ -1,4 +1,4 @@
-"""Commands on studies: fit, analyze, report, quickstart.
+"""Commands on studies: fit, analyze, report.
 
 In: arguments. Out: one call of a library function each, and what it found on standard output. Cost: that of
 the function.
@@ -102,23 +102,3 @@ def report(
     from ..reports.report import write
 
     show.report(write(studies, out, tables=tables, figures=figures, format=format), as_json)
-
-
-@app.command
-def quickstart(
-    out: Path = Path("nearline-quickstart"), /, *, tokens: int | None = None, as_json: Json = False
-) -> None:
-    """Collect, fit, analyse, measure and report both bundled models on built-in English, in minutes.
-
-    Parameters
-    ----------
-    out
-        The folder for stores and studies. What is already there and current is not done again.
-    tokens
-        Token rows per store [default: 30000].
-    """
-    from .quickstart import quickstart as run
-
-    with progress_for() as progress:
-        result = run(out, progress, tokens=tokens)
-    show.quickstart(result, as_json)

@@ -52,13 +52,13 @@ def given(flags: pydantic.BaseModel | None) -> dict[str, Any]:
     return {} if flags is None else flags.model_dump(exclude_none=True)
 
 
-def read_toml(path: Path | None) -> dict[str, Any]:
-    """The table in a settings file; none for no file."""
+def read_toml(path: Path | None, what: str = "--config ") -> dict[str, Any]:
+    """The table in a settings file; none for no file. `what` a message calls it."""
     if path is None:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"--config {path}: there is no such file.") from None
+        raise UsageError(f"{what}{path}: there is no such file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"--config {path}: not a readable TOML file ({error}).") from None
+        raise UsageError(f"{what}{path}: not a readable TOML file ({error}).") from None

@@ -65,14 +65,3 @@ def report(written: Any, as_json: bool) -> None:
             folder = min((path.parent for path in files), key=lambda path: len(path.parts))
             print(f"{name}: {len(files)} files in {folder}")
     return None
-
-
-def quickstart(result: Any, as_json: bool) -> None:
-    """What ran, what was current, and where the reports are."""
-    if as_json:
-        return print_json(result)
-    for step in result.steps:
-        print(f"{step.name.ljust(34)} {step.state}")
-    for where in result.reports:
-        print(f"report: {where}")
-    return None

@@ -1,62 +1,74 @@
-"""Run a step unless its output is there and current.
+"""Steps in their order: each says whether it has anything to do and why, and is run only then.
 
-In: a folder for records, a step's name, what it depends on, and how to run it. Out: whether it ran. A
-record is one small JSON file, written after the step succeeded: the key of everything the step depends on,
-and the seal of what it made. Cost: one file read when nothing is to be done.
+In: jobs, each with a question (`why`: the reason to run, None where its result is there and current) and what
+to do. Out: one `Step` a job. All jobs are asked before the first one runs, so that whatever can be refused is
+refused while nothing has been touched; a job behind one that has to run is asked again when its turn comes.
+Cost: that of the questions.
 """
 
-import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from blake3 import blake3
+from ..store import Progress, silent
 
-from ..store import NearlineError, Reader, UsageError
-from ..store.durable import write_file
-from ..store.parsing import parse_json
-
-State = Literal["done", "current"]
+State = Literal["done", "current", "to do"]
+_LOG = logging.getLogger("nearline")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that was asked for, and whether it had to run."""
+    """One step that was asked for: why it had to run or not, and whether it did."""
 
     name: str
+    why: str
     state: State
 
 
-def key_of(**inputs: Any) -> str:
-    """One digest for everything a step depends on."""
-    return blake3(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A step that may have to run. `model`: jobs of one model follow from one another; `current`: what to
+    say where it has not."""
+
+    kind: str
+    name: str
+    model: str
+    why: Callable[[], str | None]
+    run: Callable[[Progress], Any]
+    current: str = "these settings and inputs"
 
 
-def file_digest(path: Path) -> str:
-    """The BLAKE3 digest of a file."""
-    return blake3(path.read_bytes()).hexdigest()
+def planned(jobs: Sequence[Job]) -> tuple[Step, ...]:
+    """What is known before anything runs. Whatever stands behind a job that has to run may have to, too."""
+    steps: list[Step] = []
+    before: dict[str, str] = {}
+    for job in jobs:
+        # Stores do not follow from one another, everything else follows from them.
+        if job.kind != "collect" and job.model in before:
+            steps.append(Step(job.name, f"follows {before[job.model]}", "to do"))
+            continue
+        why = job.why()
+        if why is None:
+            steps.append(Step(job.name, job.current, "current"))
+        else:
+            before.setdefault(job.model, job.name)
+            steps.append(Step(job.name, why, "to do"))
+    return tuple(steps)
 
 
-def store_step(name: str, store: Path, records: Path, key: str, run: Callable[[], Any]) -> Step:
-    """Make a store unless the one in place was made from the same key and is still sealed as it was."""
-    record = records / f"{store.name}.json"
-    if record.exists():
-        known = parse_json(record.read_bytes(), str(record))
-        if known == {"key": key, "seal": _seal_of(store)}:
-            return Step(name, "current")
-        raise UsageError(
-            f"{store}: this store was made with other settings, or is no longer whole. "
-            "Name another output folder, or delete this store to make it again."
-        )
-    run()
-    records.mkdir(parents=True, exist_ok=True)
-    write_file(record, json.dumps({"key": key, "seal": _seal_of(store)}, indent=2).encode())
-    return Step(name, "done")
+def run_jobs(jobs: Sequence[Job], plan: Sequence[Step], progress: Progress = silent) -> tuple[Step, ...]:
+    """Run what the plan has to do, where it is still so when its turn comes."""
+    return tuple(
+        step if step.state == "current" else _done(job, progress)
+        for job, step in zip(jobs, plan, strict=True)
+    )
 
 
-def _seal_of(store: Path) -> str | None:
-    try:
-        return Reader.open(store).digest
-    except NearlineError:
-        return None
+def _done(job: Job, progress: Progress) -> Step:
+    why = job.why()
+    if why is None:
+        return Step(job.name, job.current, "current")
+    _LOG.info("%s: %s", job.name, why)
+    job.run(progress)
+    return Step(job.name, why, "done")

@@ -1,0 +1,73 @@
+"""Why a step runs, in a few words: what it was made from against what it would be made from now.
+
+In: the record of a step, and the inputs and settings of now. Out: words, such as `alpha=0.1, was cv` or
+`surrogates.zarr is another one`. Cost: none.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..store import Study
+from ..store.names import printable
+
+NOT_YET: Final = "not done yet"
+_MOST: Final = 3  # of each kind; who wants all of them compares the files
+_LAYER: Final = re.compile(r",? layer \d+")
+# Settings that a step adds itself.
+_WORDS: Final = {"results_version": "this version of nearline computes it otherwise"}
+
+
+def why_again(
+    study: Study, step: str, inputs: Mapping[str, str], settings: Mapping[str, Any], otherwise: str = ""
+) -> str:
+    """Why a step of a study that is not current is not."""
+    record = study.provenance().get(step)
+    if record is None:
+        return NOT_YET
+    found = [*_settings(record["settings"], settings), *_inputs(record["inputs"], inputs)]
+    return _few(found) or otherwise or "what it wrote is gone or was changed"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Settings that differ, as `tokens=2000, was 1000`."""
+    return _few(_settings(before, now))
+
+
+def _settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    differ = [key for key in dict.fromkeys((*now, *before)) if before.get(key) != _plain(now.get(key))]
+    return [_WORDS.get(key) or f"{key}={_text(now.get(key))}, was {_text(before.get(key))}" for key in differ]
+
+
+def _inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Inputs that differ; what there is of each layer and store is said once."""
+    found: list[str] = []
+    for key in dict.fromkeys((*now, *before)):
+        if before.get(key) != now.get(key):
+            word = "is new" if key not in before else "is gone" if key not in now else "is another one"
+            found.append(f"{_short(key)} {word}")
+    return list(dict.fromkeys(found))
+
+
+def _short(key: str) -> str:
+    """`tokens/need/layer=01/stdlib@measure.parquet` is the need of rows that `measure` brought."""
+    if key.startswith("tokens/"):
+        kind, brought = key.split("/")[1], key.removesuffix(".parquet").partition("@")[2]
+        return f"{kind} of {brought or 'the fit'}"
+    return printable(_LAYER.sub("", key))
+
+
+def _few(found: list[str]) -> str:
+    more = len(found) - _MOST
+    return "; ".join([*found[:_MOST], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_text, value)) or "none"
+    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else printable(str(value))

@@ -1,0 +1,101 @@
+"""The sizes of a model: as a settings file writes them down, as the model's own config.json has them, and
+that the two agree.
+
+In: a model of a study. Out: its `Shape`, or None where neither says it; a sentence where they differ. Cost:
+one small file; no torch is loaded, but by `require_shape`, which asks the Hub for the config of a model that
+is not here.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..store import UsageError
+from .study_paths import model_folder
+from .study_settings import ModelStudy, StoreJob
+from .study_tables import Shape
+
+# What families call them in their config.json, the usual name first.
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
+    "d_ff": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
+    "vocabulary": ("vocab_size",),
+}
+_WIDE: Final = 4  # of GPT-2's kind, where `n_inner` is not said
+
+
+def shape_of(model: ModelStudy) -> Shape | None:
+    """As it is written down, else as the model has it where it is at hand."""
+    return model.shape or at_hand(model.stores[0])
+
+
+def at_hand(store: StoreJob) -> Shape | None:
+    """The sizes that a model on this machine has; None where it is not here or does not say."""
+    path = _config_path(store)
+    if path is None or not path.is_file():
+        return None
+    try:
+        return shape_in(json.loads(path.read_bytes()))
+    except ValueError:
+        return None  # the harvest says what is wrong with it
+
+
+def shape_in(config: Mapping[str, Any]) -> Shape | None:
+    """The sizes in a config."""
+    inner = config.get("text_config")
+    config = {**config, **inner} if isinstance(inner, Mapping) else config
+    found = {
+        size: next((config[name] for name in names if _is_size(config.get(name))), None)
+        for size, names in _NAMES.items()
+    }
+    if found["d_ff"] is None and found["d_model"] is not None:
+        found["d_ff"] = _WIDE * found["d_model"]
+    return None if None in found.values() else Shape(**found)
+
+
+def check_shape(said: Path, model: ModelStudy, store: StoreJob) -> None:
+    """What is written down is what the model at hand has."""
+    if model.shape is not None and (found := at_hand(store)) is not None:
+        _compare(said, model, model.shape, found)
+
+
+def require_shape(said: Path, model: ModelStudy, store: StoreJob) -> None:
+    """The same of a model that may have to come from the Hub, before its weights do."""
+    if model.shape is None or store.settings.gguf_file is not None:
+        return
+    from ..collect.model_config import config_dict
+
+    settings = store.settings
+    config = config_dict(settings.model, settings.revision, settings.trust_remote_code)
+    if (found := shape_in(config)) is not None:
+        _compare(said, model, model.shape, found)
+
+
+def _compare(said: Path, model: ModelStudy, written: Shape, found: Shape) -> None:
+    for size in Shape.model_fields:
+        has, was = getattr(found, size), getattr(written, size)
+        if has != was:
+            raise UsageError(
+                f"{said}, [[models]] {model.name}, shape: {size} = {was:,} is written and the model has "
+                f"{has:,}: write that, or name another model"
+            )
+
+
+def _config_path(store: StoreJob) -> Path | None:
+    settings = store.settings
+    if settings.gguf_file is not None:
+        return None
+    if (folder := model_folder(settings.model)) is not None:
+        return folder / "config.json"
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    found = try_to_load_from_cache(settings.model, "config.json", revision=settings.revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,100 @@
+"""`nearline run SETTINGS.toml`: a whole study, several models on several corpora, from one settings file.
+
+In: a settings file; perhaps only some steps, models or corpora of it. Out: stores, studies and reports in one
+folder, and of each step whether it ran and why. What is there and current is not done again, what was stopped
+goes on; a store is never replaced. Everything that can be refused is refused before the first step. Cost:
+that of the steps; with nothing to do about a second for each model, and torch is never loaded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..reports.report import PAGE
+from ..store import Progress, UsageError, silent
+from ..store.settings import nearest_known
+from .steps import Job, Step, planned, run_jobs
+from .study_checks import check_sources, check_study
+from .study_settings import Whole, read_study
+from .study_steps import KINDS, jobs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The steps in order, and one report per model."""
+
+    steps: tuple[Step, ...]
+    reports: tuple[Path, ...]
+
+
+def run(
+    settings: str | Path,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+    *,
+    only: Sequence[str] = (),
+    models: Sequence[str] = (),
+    corpora: Sequence[str] = (),
+    dry: bool = False,
+) -> Ran:
+    """Do what a settings file describes and is not done yet. `only`: steps, `models` and `corpora`: names of
+    tables; all by default. `dry`: say what would run."""
+    return run_whole(
+        read_study(Path(settings), out), progress, only=only, models=models, corpora=corpora, dry=dry
+    )
+
+
+def run_whole(
+    whole: Whole,
+    progress: Progress = silent,
+    *,
+    only: Sequence[str] = (),
+    models: Sequence[str] = (),
+    corpora: Sequence[str] = (),
+    dry: bool = False,
+) -> Ran:
+    """As `run`, of settings that were read."""
+    check_study(whole)
+    jobs = _chosen(whole, only, models, corpora)
+    steps = planned(jobs)
+    to_do = {step.name for step in steps if step.state == "to do"}
+    check_sources(whole, to_do)
+    if to_do and not dry:
+        steps = run_jobs(jobs, steps, progress)
+    pages = [model.path / PAGE for model in whole.models if not models or model.name in models]
+    return Ran(steps, tuple(page for page in pages if page.exists()))
+
+
+def _chosen(
+    whole: Whole, only: Sequence[str], models: Sequence[str], corpora: Sequence[str]
+) -> tuple[Job, ...]:
+    _known("only", only, KINDS)
+    _known("model", models, [model.name for model in whole.models])
+    _known("corpus", corpora, whole.corpora)
+    if corpora and tuple(only) != ("collect",):
+        raise UsageError(
+            f"corpus={','.join(corpora)}: a study is of all its corpora; give it with only=collect, or leave "
+            "it out"
+        )
+    stores = {
+        f"collect {store.name}"
+        for model in whole.models
+        for store in model.stores
+        if not corpora or store.corpus in corpora
+    }
+    return tuple(
+        job
+        for job in jobs_of(whole)
+        if (not only or job.kind in only)
+        and (not models or job.model in models)
+        and (job.kind != "collect" or job.name in stores)
+    )
+
+
+def _known(flag: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"{flag}={name}: there is no such one; there are {', '.join(known)}"
+                f"{nearest_known(name, known)}"
+            )
