@@ -1,4 +1,4 @@
-"""`nearline run`: one file from nothing to reports, then nothing to do, then one setting changed; and refusals,
+"""`nearline run`: one file from nothing to reports, then nothing to do, then one setting changed; refusals,
 all before the first step."""
 
 import json
