@@ -45,14 +45,12 @@ def why_collect(records: Path, store: StoreJob) -> str | None:
     if not store.path.exists():
         return "there is no store yet"
     path = record_path(records, store)
-    if not path.exists():
+    known = parse_json(path.read_bytes(), str(path)) if path.exists() else None
+    if not isinstance(known, dict) or not isinstance(known.get("settings"), dict):
         if (store.path / "SEALED").exists():
             return "sealed, but nothing says how it was made"
         done = len(committed_blocks(store.path))
         return f"unfinished: {done} block{'' if done == 1 else 's'} committed"
-    known = parse_json(path.read_bytes(), str(path))
-    if not isinstance(known, dict) or not isinstance(known.get("settings"), dict):
-        known = {"settings": {}, "inputs": {}, "seal": None}
     _refuse_other_settings(store, known["settings"])
     _refuse_other_files(store, known.get("inputs") or {})
     if known.get("seal") != seal_of(store.path):

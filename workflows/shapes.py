@@ -63,11 +63,11 @@ def check_shape(said: Path, model: ModelStudy, store: StoreJob) -> None:
 
 def require_shape(said: Path, model: ModelStudy, store: StoreJob) -> None:
     """The same of a model that may have to come from the Hub, before its weights do."""
-    if model.shape is None or store.settings.gguf_file is not None:
+    settings = store.settings
+    if model.shape is None or settings.gguf_file is not None or model_folder(settings.model) is not None:
         return
     from ..collect.model_config import config_dict
 
-    settings = store.settings
     config = config_dict(settings.model, settings.revision, settings.trust_remote_code)
     if (found := shape_in(config)) is not None:
         _compare(said, model, model.shape, found)

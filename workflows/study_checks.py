@@ -11,16 +11,17 @@ from typing import Final
 
 from ..analyze.evidence import BROUGHT_BY
 from ..analyze.gate_features import choose_features
-from ..analyze.needs import NEEDS
+from ..analyze.needs import LOSS_ESTIMATE, NEEDS
 from ..collect.bundled_models import BUNDLED
 from ..collect.interventions import parse_interventions
-from ..collect.measure_settings import layers_of_set
+from ..collect.measure_settings import chosen_set, layers_of_set
 from ..store import UsageError
+from ..store.dtypes import GRADIENT
 from ..store.settings import nearest_known, parse_layers
 from .shapes import check_shape, shape_of
 from .study_paths import corpus_files, model_folder
 from .study_settings import ModelStudy, StoreJob, Whole
-from .study_steps import MEASURED, has_gated
+from .study_steps import MEASURED, has_gated, needs_losses
 
 _KNOWN_NEEDS: Final = (*NEEDS, *BROUGHT_BY)
 
@@ -28,7 +29,9 @@ _KNOWN_NEEDS: Final = (*NEEDS, *BROUGHT_BY)
 def check_study(whole: Whole) -> None:
     """Settings that cannot go together, whatever the models are."""
     for model in whole.models:
-        check_shape(whole.path, model, model.stores[0])
+        for store in model.stores:
+            check_shape(whole.path, model, store)
+            _check_sites(whole, model, store)
         _check_layers(whole, model)
         _check_needs(whole, model)
         _check_gates(whole, model)
@@ -87,6 +90,14 @@ def _check_layers(whole: Whole, model: ModelStudy) -> None:
     _within(whole, model, "analyze", model.analyze.layers, fitted)
     _within(whole, model, "measure", model.measure.layers, fitted)
     measured = _layers(model.measure.layers, fitted)
+    analysed = _layers(model.analyze.layers, fitted)
+    if needs_losses(model) and analysed and measured and (missing := sorted(analysed - measured)):
+        raise UsageError(
+            f"{whole.path}, [measure]: layers = {model.measure.layers} leaves out layer {missing[0]}, and "
+            "`need` of [analyze] asks for losses of it"
+        )
+    if model.finetune is not None and chosen_set(model.finetune.layers) is None:
+        _within(whole, model, "finetune", model.finetune.layers, fitted)
     for one in model.measure.compound:
         layers = layers_of_set(one)
         spelled = None if layers is None else ",".join(map(str, layers))
@@ -132,6 +143,28 @@ def _check_needs(whole: Whole, model: ModelStudy) -> None:
             f"{whole.path}, [measure]: need = {model.measure.need!r}: no gate is made for it; add it to "
             "`need` of [analyze]"
         )
+
+    if needs_losses(model) and model.measure.stores and len(model.measure.stores) < len(model.stores):
+        raise UsageError(
+            f"{whole.path}, [measure]: stores leaves out corpora, and `need` of [analyze] asks for losses of "
+            "all: leave stores out"
+        )
+
+
+def _check_sites(whole: Whole, model: ModelStudy, store: StoreJob) -> None:
+    """A store holds what the steps behind it read."""
+    by_estimate = LOSS_ESTIMATE in (*model.analyze.need, model.measure.need)
+    wanted = {"residual": "fits", "mlp_output": "fits"}
+    if set(model.analyze.analyses) & {"decomposition", "gates"}:
+        wanted["embedding"] = "decomposition and gates of [analyze]"
+    if model.measure.validate_estimate or by_estimate:
+        wanted[GRADIENT] = LOSS_ESTIMATE
+    for site, what in wanted.items():
+        if site not in store.settings.chosen_sites:
+            raise UsageError(
+                f"{whole.path}: {what} read the site {site}, and collect of {store.name} leaves it out: add "
+                "it to `sites`"
+            )
 
 
 def _check_gates(whole: Whole, model: ModelStudy) -> None:

@@ -25,12 +25,13 @@ from ..store import Progress, Study
 from ..store.study import PROVENANCE
 from .reasons import NOT_YET, differences, why_again
 from .records import why_collect, write_record
-from .shapes import check_shape, require_shape
+from .shapes import require_shape
 from .steps import Job
 from .study_settings import ModelStudy, StoreJob, Whole
 
 KINDS: Final = ("collect", "fit", "losses", "analyze", "measure", "finetune", "report")
 MEASURED: Final = frozenset(need for need, by in BROUGHT_BY.items() if by == "nearline measure")
+_SEALED: Final = "sealed, made with these settings"
 # Whatever of a measurement does not change what a token loses where one MLP is linear.
 _BESIDE_LOSSES: Final = {
     "interventions": ("linear",),
@@ -88,12 +89,6 @@ def _job(kind: str, model: ModelStudy, why: Callable[[], str | None], run: Calla
 
 
 def _collect(whole: Whole, model: ModelStudy, store: StoreJob) -> Job:
-    def why() -> str | None:
-        found = why_collect(whole.records, store)
-        if found is not None:
-            check_shape(whole.path, model, store)
-        return found
-
     def run(progress: Progress) -> None:
         from ..collect.harvesting import collect
         from ..collect.stopping import stop_on_signals
@@ -106,7 +101,14 @@ def _collect(whole: Whole, model: ModelStudy, store: StoreJob) -> Job:
             collect(store.settings, store.path, named, stop)
         write_record(whole.records, store)
 
-    return Job("collect", f"collect {store.name}", model.name, why, run, "sealed, made with these settings")
+    return Job(
+        "collect",
+        f"collect {store.name}",
+        model.name,
+        lambda: why_collect(whole.records, store),
+        run,
+        _SEALED,
+    )
 
 
 def _fitting(model: ModelStudy) -> tuple[Any, Any, Any]:
