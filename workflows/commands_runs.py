@@ -29,7 +29,7 @@ def run(
     """Do a whole study: several models on several corpora, from one settings file to a report of each model.
 
     What is there and current is not done again, what was stopped goes on, and a store is never replaced.
-    The bundled files workflows/template.toml and workflows/paper.toml are examples.
+    `python -m nearline.workflows.template` prints a file with every setting explained.
 
     Parameters
     ----------
