@@ -5,7 +5,7 @@ texts in them. Out: the same picture to a tenth of a pixel. Neighbours that are 
 (which is also painted once where two of them overlap), texts of one look share a group; what lies over what
 stays. Anything that this file does not know (another element, a transform that turns a path) is
 copied as it is, in its place. Cost: milliseconds. On a page of thirty layers and
-five stores: 1.93 MB of SVG before, 0.68 MB after.
+five stores: 1.93 MB of SVG before, 0.66 MB after.
 """
 
 import re

@@ -171,7 +171,7 @@ def overview(results: Results) -> str:
         mine = rows.filter((pl.col("series") == at) & (pl.col("verdict") == "supported"))
         counts.append((mine.height, label(results, at, 40), set(mine["layer"])))
     if counts:
-        opening = f"{_ends(counts, n)} nearly linear{_common(counts)}"
+        opening = f"{_ends(counts, n, len(results.stores))} nearly linear{_common(counts)}"
     else:
         opening = f"there are too few documents to say which of {n} MLPs are nearly linear"
     foreign = any(_foreign(results, rows.filter(pl.col("series") == at)) for at in stores)
@@ -190,13 +190,14 @@ def overview(results: Results) -> str:
     return f"{opening}. Most linear is {most}; least, {least}.{few if counts else ''}"
 
 
-def _ends(counts: list[tuple[int, str, set[int]]], n: int) -> str:
+def _ends(counts: list[tuple[int, str, set[int]]], n: int, n_stores: int) -> str:
     """`on each of them 1 of 30 MLPs is`, `1 (on docs:python) to 4 (on docs:stdlib) of 30 MLPs are`."""
     low, high = (pick(counts, key=lambda one: one[0]) for pick in (min, max))
     if high[0] == 0:
         return f"no MLP of {n} is"
     if low[0] == high[0]:
-        where = f"on {low[1]}" if len(counts) == 1 else "on each of them"
+        those = "them" if len(counts) == n_stores else f"the {len(counts)} with enough documents"
+        where = f"on {low[1]}" if len(counts) == 1 else f"on each of {those}"
         return f"{where} {low[0]} of {n} MLPs {'is' if low[0] == 1 else 'are'}"
     return f"{low[0] or 'none'} (on {low[1]}) to {high[0]} (on {high[1]}) of {n} MLPs are"
 

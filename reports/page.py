@@ -65,7 +65,10 @@ def _linear(results: Results) -> str:
     below = frame.filter(pl.min_horizontal("r2_test", "r2_sim_lo") < floor).sort(
         "r2_test", maintain_order=True
     )
-    named = [f"layer {row['layer']} ({findings.r2_words(row)})" for row in below.to_dicts()]
+    where = [f" on {name}" if len(results.stores) > 1 else "" for name in findings.labels(results)]
+    named = [
+        f"layer {row['layer']}{where[row['series']]} ({findings.r2_words(row)})" for row in below.to_dicts()
+    ]
     note = f"Cut at the lower edge of the axis: {text.some(named)}." if named else ""
     drawn = figure(
         "r2",

@@ -15,6 +15,9 @@ import unicodedata
 NONE = "–"
 """What stands for a value that does not exist (no sink, too few documents)."""
 
+LARGE = 1e7
+"""From here on digits say less than the power of ten."""
+
 PERCENT = "\N{NO-BREAK SPACE}%"
 
 _PICTURES = {"\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
@@ -79,11 +82,15 @@ def markup(text: str, *, spaces: bool = False) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A value for sentences and tables: fixed digits, fewer where it is large, a true minus sign."""
+    """A value for sentences and tables: fixed digits, fewer where it is large, a true minus sign; from LARGE
+    on a power of ten, as a bound of twenty digits would make its column as wide as the page.
+    """
     if value is None or math.isnan(value):
         return NONE
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
+    if abs(value) >= LARGE:
+        return scientific(value)
     kept = digits if abs(value) < 100 else (1 if abs(value) < 1000 else 0)
     text = f"{value:,.{kept}f}"
     negative = text.startswith("-") and any(character in "123456789" for character in text)

@@ -194,6 +194,12 @@ def test_each_verdict_is_worded_on_many_corpora(verdict: str, words: str) -> Non
     assert findings.overview(five(**every)).startswith(words)
 
 
+def test_corpora_with_too_few_documents_are_not_counted_among_those_that_agree() -> None:
+    silent = {f"e{layer}": "too few documents" for layer in range(3)}
+    said = findings.overview(five(a1="supported", b1="supported", c1="supported", d1="supported", **silent))
+    assert said.startswith("on each of the 4 with enough documents 1 of 3 MLPs is nearly linear, layer 1 ")
+
+
 def test_counts_over_many_corpora_give_the_ends_and_what_is_open() -> None:
     found = five(a0="supported", b0="supported", b1="supported", b2="cannot tell", c0="supported",
                  d0="too few documents", d1="too few documents", d2="too few documents")  # fmt: skip
