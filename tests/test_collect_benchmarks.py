@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import bench_collect
 import bench_measure
 import cuda_check
+import cuda_finetune
 
 
 def test_the_benchmark_gives_its_rows(tmp_path: Path) -> None:
@@ -65,3 +66,16 @@ def test_without_a_gpu_it_says_so(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cuda_check.main() == cuda_check.NO_CUDA
     assert capsys.readouterr().out.startswith("no CUDA here")
+
+
+@pytest.mark.long
+def test_fine_tuning_on_a_device_is_compared_with_the_host() -> None:
+    assert cuda_finetune.main("cpu", tokens=1_500) == 0
+
+
+def test_without_cuda_fine_tuning_there_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        assert cuda_finetune.main() == 0
+        return
+    assert cuda_finetune.main() == cuda_finetune.NO_CUDA
+    assert capsys.readouterr().out.count("\n") == 1
