@@ -145,6 +145,7 @@ def batches(
 ) -> Batches:
     """See `Reader.batches`."""
     _check_counts(batch_size, seed, epoch, start)
+    batch_size, epoch, start = int(batch_size), int(epoch), int(start)  # numpy's would overflow
     if rows not in ROWS:
         raise UsageError(f"rows={rows!r}: give 'all', or 'body' to leave out what fits leave out")
     names = _names("sites", sites)
@@ -157,7 +158,7 @@ def batches(
     counts = {
         block: int(chosen[block].sum() if chosen else reader.plan.block_rows[block]) for block in blocks
     }
-    order = order_rows(counts, pool_blocks, seed, epoch)
+    order = order_rows(counts, pool_blocks, None if seed is None else int(seed), epoch)
     n_batches = _n_batches(order.n_rows, batch_size, drop_last)
     if not n_batches:
         raise UsageError(

@@ -233,7 +233,7 @@ def test_files_that_a_query_excludes_by_name_are_not_read(shelf: Path, tmp_path:
     with pytest.raises(FormatError, match=r"two\.parquet: not a readable Parquet file"):
         lazy.collect()
     with pytest.raises(FormatError, match=r"two\.parquet"):
-        found.tokens_of(stores="two")
+        found.tokens_of(layers=1, stores="two")
 
 
 def test_needs_that_other_steps_brought_stand_beside_those_of_the_fit(shelf: Path, tmp_path: Path) -> None:
@@ -332,3 +332,18 @@ def test_a_damaged_surrogate_is_an_error(shelf: Path, tmp_path: Path) -> None:
     assert found.surrogates[0].layer == 0
     with pytest.raises(DamageError, match="checksum"):
         found.surrogates[1]
+
+
+def test_a_study_that_cannot_be_read_shows_why(shelf: Path, tmp_path: Path) -> None:
+    shutil.copytree(shelf / "study", tmp_path / "study")
+    found = nearline.open(tmp_path / "study")
+    assert isinstance(found, OpenStudy)
+    handle = Study.open(tmp_path / "study")
+    scores = pl.DataFrame(handle.table("surrogates")).with_columns(r2_test=pl.lit(None, pl.Float64))
+    handle.write_table("surrogates", scores.to_arrow())
+    assert "layer 0 –, layer 1 –" in found._repr_html_()
+    handle.write_table("surrogates", scores.select("layer").to_arrow())
+    assert "cannot be read" in found._repr_html_()
+    (tmp_path / "study" / "provenance.json").write_text(f"{{ {EVIL}")
+    assert "cannot be read" in found._repr_html_()
+    check_harmless(found._repr_html_())

@@ -4,12 +4,13 @@ In: a study's folder. Out: `OpenStudy`, which reads what is asked for and nothin
 `reports.notebook`. Cost of opening: one small file.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..store import IncompleteError, Reader, Study, UsageError
+from ..store import IncompleteError, NearlineError, Reader, Study, UsageError
 from ..store.fitted import Gate, Surrogates, gate_of
 from ..store.names import printable, typed
 from ..store.settings import nearest_known
@@ -96,6 +97,13 @@ class OpenStudy:
         return f"OpenStudy({self.study!r})"
 
     def _repr_html_(self) -> str:
+        try:
+            facts = self._facts()
+        except (NearlineError, OSError, LookupError, TypeError, ValueError) as error:
+            facts = [("cannot be read", cut(str(error)))]  # a study is shown, whatever is in it
+        return fragment(f"Study {cut(str(self.path))}", facts)
+
+    def _facts(self) -> list[tuple[str, str]]:
         steps = list(self.study.provenance())
         facts = [
             ("steps", ", ".join(cut(step) for step in steps) or "none yet: `nearline fit` makes the first"),
@@ -104,13 +112,13 @@ class OpenStudy:
         ]
         if "fit" in steps and "surrogates" in self.tables:
             facts[1:1] = _fit_facts(self.table("harvest").to_dicts(), self._scores())
-        return fragment(f"Study {cut(str(self.path))}", facts)
+        return facts
 
     def _scores(self) -> list[dict[str, Any]]:
-        """Rows of the store that was fitted, least linear layer first."""
+        """Rows of the store that was fitted, least linear layer first; layers without a score last."""
         rows = self.table("surrogates").to_dicts()
         own = [row for row in rows if row["store"] == row["fit_on"]] or rows
-        return sorted(own, key=lambda row: (row["r2_test"] is None, row["r2_test"]))
+        return sorted(own, key=lambda row: math.inf if _is_nothing(row["r2_test"]) else row["r2_test"])
 
     def _fitted(self) -> None:
         if "fit" not in self.study.provenance():
@@ -124,7 +132,15 @@ def _fit_facts(harvest: list[dict[str, Any]], scores: list[dict[str, Any]]) -> l
     models = ", ".join(dict.fromkeys(cut(row["model"]) for row in harvest))
     shown = scores if len(scores) <= SHOWN_LAYERS else [scores[0], scores[len(scores) // 2], scores[-1]]
     words = "least, middle and most linear layer: " if len(shown) < len(scores) else ""
-    ranked = ", ".join(f"layer {row['layer']} {row['r2_test']:.3f}" for row in shown)
+    ranked = ", ".join(f"layer {row['layer']} {_score(row['r2_test'])}" for row in shown)
     held = sum(row["verdict"] == "supported" for row in scores)
     said = f"{words}{ranked}; nearly linear: {held} of {len(scores)}"
     return [("model", models), ("R² on test", said)]
+
+
+def _is_nothing(value: float | None) -> bool:
+    return value is None or math.isnan(value)
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None or _is_nothing(value) else f"{value:.3f}"

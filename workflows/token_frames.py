@@ -35,7 +35,11 @@ def tokens(
     """All rows, or those of some layers and stores."""
     parts = _parts(study, layers, stores)
     schema: dict[str, pl.DataType] = {}
+    # Files of all layers that the same steps wrote have the same columns: one of them is looked at.
+    examples: dict[tuple[str, tuple[str | None, ...]], _Part] = {}
     for part in parts:
+        examples.setdefault((part.store, part.steps), part)
+    for part in examples.values():
         schema |= {name: kind for name, kind in _schema(study, part).items() if name not in schema}
 
     def read(
