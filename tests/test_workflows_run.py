@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_sentences import assert_one_sentence
@@ -70,7 +71,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def states(folder: Path, text: str = SETTINGS, *, dry: bool = True, **chosen: list[str]) -> dict[str, str]:
+def states(folder: Path, text: str = SETTINGS, *, dry: bool = True, **chosen: Any) -> dict[str, str]:
     """What a run of other settings would do, or did, by the kind of step."""
     path = folder / "other.toml"
     path.write_text(text, encoding="utf-8")
@@ -192,9 +193,10 @@ def test_one_step_or_store_alone(study: Path, tmp_path: Path) -> None:
 def test_a_plan_says_what_the_store_has(study: Path) -> None:
     """The arithmetic of a study without its model, against the store that was written."""
     found = plan_study(read_study(study / "study.toml"), probe=False).stores[0]
-    manifest = Reader.open(study / "results" / "stores" / "small-rows").manifest
-    n_blocks = Reader.open(study / "results" / "stores" / "small-rows").n_blocks
-    assert (found.bytes, found.objects) == (manifest.chunk_bytes, manifest.n_objects + n_blocks)
+    reader = Reader.open(study / "results" / "stores" / "small-rows")
+    manifest = reader.manifest
+    assert manifest is not None
+    assert (found.bytes, found.objects) == (manifest.chunk_bytes, manifest.n_objects + reader.n_blocks)
     assert found.device_hours is not None
     assert found.device_hours > 0
 

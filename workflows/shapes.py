@@ -46,7 +46,7 @@ def shape_in(config: Mapping[str, Any]) -> Shape | None:
     """The sizes in a config."""
     inner = config.get("text_config")
     config = {**config, **inner} if isinstance(inner, Mapping) else config
-    found = {
+    found: dict[str, Any] = {
         size: next((config[name] for name in names if _is_size(config.get(name))), None)
         for size, names in _NAMES.items()
     }

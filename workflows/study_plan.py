@@ -107,12 +107,15 @@ def plan_store(model: ModelStudy, job: StoreJob) -> StorePlan:
     """The plan of one store."""
     settings, shape = job.settings, shape_of(model)
     tokens = settings.tokens
-    known = dict(store=job.name, model=model.name, corpus=job.corpus, tokens=tokens)
-    hours = _measured_hours(model, tokens)
+    known: dict[str, Any] = {
+        "store": job.name,
+        "model": model.name,
+        "corpus": job.corpus,
+        "tokens": tokens,
+        "device_hours": _measured_hours(model, tokens),
+    }
     if shape is None:
-        return StorePlan(
-            **known, n_layers=None, d_model=None, bytes=None, objects=None, flops=None, device_hours=hours
-        )
+        return StorePlan(**known, n_layers=None, d_model=None, bytes=None, objects=None, flops=None)
     n_layers = _n_layers(settings.layers, shape)
     sites = settings.chosen_sites
     # One array a layer and site, and the embedding; where that is not stored, one of these stands for it.
@@ -127,7 +130,6 @@ def plan_store(model: ModelStudy, job: StoreJob) -> StorePlan:
         bytes=store_bytes(tokens, block, *sizes),
         objects=n_objects(tokens, block, *sizes[1:3]),
         flops=tokens * forward_flops(shape, settings.sequence_length or WINDOW),
-        device_hours=hours,
     )
 
 

@@ -93,65 +93,66 @@ def read_study(
     file, models, corpora = read_tables(path)
     base = path.resolve().parent
     folder = base / Path(file.out).expanduser() if out is None else local_path(out, "study")
-    said = Path(name or path)
-    found = tuple(_model(said, base, folder, file, one, corpora, collect or {}) for one in models)
-    _check_stores(said, found)
-    return Whole(said, folder, found, tuple(one.name for one in corpora))
+    source = _Source(Path(name or path), base, folder, file, tuple(corpora), collect or {})
+    found = tuple(_model(source, one) for one in models)
+    _check_stores(source.said, found)
+    return Whole(source.said, folder, found, tuple(one.name for one in corpora))
 
 
-def _model(
-    said: Path,
-    base: Path,
-    folder: Path,
-    file: StudyFile,
-    table: ModelTable,
-    corpora: Sequence[CorpusTable],
-    given: Mapping[str, Any],
-) -> ModelStudy:
-    place = f"{said}, [[models]] {table.name}"
-    stores = tuple(_store(said, base, folder, file, table, corpus, given) for corpus in corpora)
-    steps = {
-        step: _step(step, file, table, said, base, stores)
-        for step in ("fit", "analyze", "measure", "finetune")
-        if not (getattr(file, step) is None and getattr(table, step) is None)
-    }
-    shape = None if table.shape is None else parsed(Shape, table.shape, f"{place}, shape")
-    parsed(STEP_SETTINGS["report"], file.report, f"{said}, [report]")
-    path = folder / "studies" / table.name
-    return ModelStudy(table.name, path, stores, shape, **{"finetune": None} | steps)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A settings file: what messages call it, its folder, where results go, its tables, and settings of
+    harvests that win over these."""
+
+    said: Path
+    base: Path
+    folder: Path
+    file: StudyFile
+    corpora: tuple[CorpusTable, ...]
+    given: Mapping[str, Any]
 
 
-def _store(
-    said: Path,
-    base: Path,
-    folder: Path,
-    file: StudyFile,
-    model: ModelTable,
-    corpus: CorpusTable,
-    given: Mapping[str, Any],
-) -> StoreJob:
+def _model(source: _Source, table: ModelTable) -> ModelStudy:
+    said = source.said
+    stores = tuple(_store(source, table, corpus) for corpus in source.corpora)
+    place = f"{said}, [[models]] {table.name}, shape"
+    tuned = source.file.finetune is not None or table.finetune is not None
+    parsed(STEP_SETTINGS["report"], source.file.report, f"{said}, [report]")
+    return ModelStudy(
+        name=table.name,
+        path=source.folder / "studies" / table.name,
+        stores=stores,
+        shape=None if table.shape is None else parsed(Shape, table.shape, place),
+        fit=_step("fit", source, table, stores),
+        analyze=_step("analyze", source, table, stores),
+        measure=_step("measure", source, table, stores),
+        finetune=_step("finetune", source, table, stores) if tuned else None,
+    )
+
+
+def _store(source: _Source, model: ModelTable, corpus: CorpusTable) -> StoreJob:
+    said, base = source.said, source.base
     fixed = {
         "model": model_here(model.model, base),
         "corpus": corpus_here(corpus.corpus, base, f"{said}, [[corpora]] {corpus.name}"),
     }
     levels = (
-        (f"{said}, [collect]", file.collect),
+        (f"{said}, [collect]", source.file.collect),
         (f"{said}, [[models]] {model.name}, collect", model.collect),
         (f"{said}, [[corpora]] {corpus.name}, collect", corpus.collect),
-        ("collect", given),
+        ("collect", source.given),
     )
     settings = _merged("collect", fixed, levels, base)
     name = f"{model.name}-{corpus.name}"
-    return StoreJob(name, folder / "stores" / name, model.name, corpus.name, settings)
+    return StoreJob(name, source.folder / "stores" / name, model.name, corpus.name, settings)
 
 
-def _step(
-    step: str, file: StudyFile, table: ModelTable, said: Path, base: Path, stores: Sequence[StoreJob]
-) -> Any:
-    own = getattr(file, step) or {}
+def _step(step: str, source: _Source, table: ModelTable, stores: Sequence[StoreJob]) -> Any:
+    """Settings of a step over the stores of a model."""
+    said, own = source.said, getattr(source.file, step) or {}
     if step in COMPUTED:
         try:
-            own = flatten_compute({**own, "compute": file.compute})
+            own = flatten_compute({**own, "compute": source.file.compute})
         except UsageError as error:
             raise UsageError(f"{said}, [{step}]: {error}") from None
     levels = (
@@ -159,7 +160,7 @@ def _step(
         (f"{said}, [[models]] {table.name}, {step}", getattr(table, step) or {}),
     )
     named = [(place, _stores_named(step, values, stores, place)) for place, values in levels]
-    return _merged(step, {}, named, base)
+    return _merged(step, {}, named, source.base)
 
 
 def _merged(
