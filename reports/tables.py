@@ -25,7 +25,7 @@ MOST_ROWS = 600
 MANY = 9
 """Columns above which a table is printed in smaller letters."""
 SORTED_FROM = 4
-"""Rows from which on sorting a table helps."""
+"""Rows from which on sorting a table of numbers helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,8 @@ def house(
         for head, run in runs
     )
     longest = max((len(run) for _, run in runs), default=0)
-    looks = [key, *(["sortable"] * (longest >= SORTED_FROM)), *(["many"] * (len(columns) > MANY))]
+    sortable = longest >= SORTED_FROM and any(column.number for column in columns)
+    looks = [key, *(["sortable"] * sortable), *(["many"] * (len(columns) > MANY))]
     return (
         f'<div id="{gathered.ident(key)}" class="table {" ".join(looks)}" tabindex="0"><table>'
         f'<caption class="unseen">{text.escape(gathered.named(caption))}</caption>\n'

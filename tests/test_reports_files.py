@@ -108,6 +108,16 @@ def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file() -> None:
     assert "Shown:" not in short
 
 
+def test_only_tables_of_several_rows_with_numbers_are_sorted() -> None:
+    number, words = Column("n", value("n", str)), Column("w", value("n", str), number=False)
+    rows = [{"n": n} for n in range(tables.SORTED_FROM)]
+    assert "sortable" in shown(rows, [words, number])[0]
+    assert "sortable" not in shown(rows[1:], [words, number])[0]
+    assert "sortable" not in shown(rows, [words, words])[0]
+    parted, _ = shown(rows, [number], group=lambda row: str(row["n"] % 2))
+    assert "sortable" not in parted  # two rows under each heading
+
+
 def test_latex_escapes_what_latex_would_read(tmp_path: Path) -> None:
     rows = [{"name": r"50 % of a_b & {x} \input{y} ~^#$ ●", "low": -0.5, "high": 3.2e7, "value": 1e-5}]
     columns = [
