@@ -65,7 +65,8 @@ class TunedLayer(nn.Module):
 
     def __init__(self, layer: int, body: Body, surrogate: LinearMap, gate: Gate | None, rows: Rows) -> None:
         super().__init__()
-        self.layer, self.body, self.gate = layer, body, gate
+        self.layer, self.gate = layer, gate
+        self.body: Body = body
         self.weight, self.bias = (
             nn.Parameter(one.clone(), requires_grad=False) for one in (surrogate.weight, surrogate.bias)
         )
