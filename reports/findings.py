@@ -89,7 +89,7 @@ def _by_verdict(rows: pl.DataFrame) -> list[str]:
     return parts
 
 
-def _foreign(results: Results, rows: pl.DataFrame) -> str:
+def foreign(results: Results, rows: pl.DataFrame) -> str:
     """Says so where the maps come from another store: their errors are then those of the move as well."""
     here, fit_on = rows["store"].to_list()[:1], rows["fit_on"].unique().to_list()
     if here == fit_on or len(fit_on) != 1:
@@ -104,7 +104,7 @@ def summary(results: Results, series: int) -> str:
     rows = results.surrogates.filter(pl.col("series") == series)
     supported = rows.filter(pl.col("verdict") == "supported").height
     verb = "is" if supported == 1 else "are"
-    opening = f"{supported} of {rows.height} MLPs {verb} nearly linear{_foreign(results, rows)}"
+    opening = f"{supported} of {rows.height} MLPs {verb} nearly linear{foreign(results, rows)}"
     if set(rows["verdict"]) == {"too few documents"}:
         opening = f"there are too few documents to say which of {rows.height} MLPs are nearly linear"
     ends = extremes(rows, "r2_test")
@@ -161,57 +161,6 @@ def over_stores(parts: list[tuple[float, str, str]]) -> str:
     return f"{low[1]} (on {low[2]}) to {high[1]} (on {high[2]}), over {len(parts)} corpora"
 
 
-def overview(results: Results) -> str:
-    """What `summary` says of one corpus, of many: from where to where, and which layers on all of them."""
-    rows = results.surrogates
-    stores = range(len(results.stores))
-    judged = [at for at in stores if _verdicts(rows, at) != {"too few documents"}]
-    counts, n = [], rows["layer"].n_unique()
-    for at in judged:
-        mine = rows.filter((pl.col("series") == at) & (pl.col("verdict") == "supported"))
-        counts.append((mine.height, label(results, at, 40), set(mine["layer"])))
-    if counts:
-        opening = f"{_ends(counts, n, len(results.stores))} nearly linear{_common(counts)}"
-    else:
-        opening = f"there are too few documents to say which of {n} MLPs are nearly linear"
-    foreign = any(_foreign(results, rows.filter(pl.col("series") == at)) for at in stores)
-    maps = {text.name(str(one)) for one in rows["fit_on"].unique(maintain_order=True).to_list()}
-    opening += f" (maps fitted on {', '.join(sorted(maps))})" if foreign else ""
-    silent = len(results.stores) - len(judged)
-    few = (
-        f" {silent} of {len(results.stores)} corpora have too few documents for a verdict." if silent else ""
-    )
-    ends = extremes(rows.filter(pl.col("series").is_in(judged or list(stores))), "r2_test")
-    if ends is None:
-        return f"{opening}. No layer has a held-out R².{few}"
-    least, most = (
-        f"layer {row['layer']} on {label(results, row['series'], 40)}: {r2_words(row)}" for row in ends
-    )
-    return f"{opening}. Most linear is {most}; least, {least}.{few if counts else ''}"
-
-
-def _ends(counts: list[tuple[int, str, set[int]]], n: int, n_stores: int) -> str:
-    """`on each of them 1 of 30 MLPs is`, `1 (on docs:python) to 4 (on docs:stdlib) of 30 MLPs are`."""
-    low, high = (pick(counts, key=lambda one: one[0]) for pick in (min, max))
-    if high[0] == 0:
-        return f"no MLP of {n} is"
-    if low[0] == high[0]:
-        those = "them" if len(counts) == n_stores else f"the {len(counts)} with enough documents"
-        where = f"on {low[1]}" if len(counts) == 1 else f"on each of {those}"
-        return f"{where} {low[0]} of {n} MLPs {'is' if low[0] == 1 else 'are'}"
-    return f"{low[0] or 'none'} (on {low[1]}) to {high[0]} (on {high[1]}) of {n} MLPs are"
-
-
-def _common(counts: list[tuple[int, str, set[int]]]) -> str:
-    """The layers that every corpus supports."""
-    common = sorted(set.intersection(*(layers for *_, layers in counts)))
-    return f", {text.layers(common)} everywhere" if common else ""
-
-
-def _verdicts(rows: pl.DataFrame, series: int) -> set[str]:
-    return set(rows.filter(pl.col("series") == series)["verdict"].to_list())
-
-
 def r2(results: Results) -> str:
     found = ranges(results, results.surrogates, "r2_test", text.number)
     return f"One linear map explains held-out MLP output with an R² of {found}" if found else "No held-out R²"
@@ -226,20 +175,6 @@ def single_tokens(results: Results, series: int) -> str:
     return (
         "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
         f"{text.listing(each)}: there R² and error speak of that token, not of the others."
-    )
-
-
-def lone_tokens(results: Results) -> str:
-    """The same over many corpora: in how many cases, and the worst."""
-    rows = results.surrogates.filter(pl.col("largest_row") > ONE_TOKEN).sort("largest_row", descending=True)
-    if rows.is_empty():
-        return ""
-    worst = rows.row(0, named=True)
-    return (
-        "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
-        f"{rows.height} of {results.surrogates.height} pairs of layer and corpus, most in layer "
-        f"{worst['layer']} on {label(results, worst['series'], 40)} ({text.percent(worst['largest_row'])}): "
-        "there R² and error speak of that token, not of the others."
     )
 
 

@@ -21,6 +21,7 @@ from . import (
     findings,
     fit_section,
     harvested,
+    overview,
     provenance,
     reading,
     sections,
@@ -36,7 +37,7 @@ def answers(results: Results) -> str:
     """The answer in one paragraph a store; of many stores, in one for all of them."""
     n = len(results.stores)
     if n > findings.FEW:
-        words = f"{findings.overview(results)} {findings.lone_tokens(results)}".strip()
+        words = f"{overview.overview(results)} {overview.lone_tokens(results)}".strip()
         return f'<p class="answer"><b>On {n} corpora,</b> {text.escape(words)}</p>'
     return "\n".join(
         f'<p class="answer"><b>On {text.escape(findings.label(results, at))},</b> '

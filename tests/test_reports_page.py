@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from helpers_reports import SETTINGS, make_results, make_tables, surrogate_row, write_study
 from helpers_reports_pages import HOSTILE, SCRIPT, Structure, draw_nothing, table
+from helpers_store import make_store
+from nearline.analyze.fit import fit
+from nearline.analyze.settings import FitSettings
 from nearline.reports import findings, harvested, page, provenance, report, verdicts
 from nearline.reports.columns import COLUMNS
 from nearline.reports.results import read
@@ -136,6 +139,32 @@ def test_each_verdict_is_worded_where_it_is_given(verdict: str) -> None:
     document = page.render(results)
     assert table(document, "table-surrogates").count(f"{verdicts.SYMBOLS[verdict]} {verdict}") == 3
     assert findings.MEANING[verdict] in html.unescape(document)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_each_verdict_is_on_the_page_of_a_fit_that_calls_for_it(tmp_path: Path) -> None:
+    """From rows to the page: a linear MLP, one at the threshold, and one that is not."""
+    store = make_store(tmp_path / "store", n_layers=3, n_tokens=6000, linear=[1.0, 0.9, 0.5])
+    first = fit(tmp_path / "first", [store], FitSettings(examples=0)).table("surrogates").to_pylist()
+    settings = FitSettings(examples=0, linear_at=first[1]["r2_test"])
+    rows = fit(tmp_path / "study", [store], settings).table("surrogates").to_pylist()
+    planted = ["supported", "cannot tell", "not supported"]
+    assert [row["verdict"] for row in rows] == planted
+    document = report(tmp_path / "study").read_text(encoding="utf-8")
+    cells = table(document, "table-surrogates").split()
+    for layer, verdict in enumerate(planted):
+        at = cells.index(verdicts.SYMBOLS[verdict])
+        assert " ".join(cells[at - 1 : at + 1 + len(verdict.split())]) == (
+            f"{layer} {verdicts.SYMBOLS[verdict]} {verdict}"
+        )
+    lead = html.unescape(document.partition('<p class="answer">')[2].partition("</p>")[0])
+    assert "1 of 3 MLPs is nearly linear: layer 0 is the most linear" in lead
+    assert lead.endswith(
+        "Verdicts: supported for layer 0, not supported for layer 2, cannot tell for layer 1."
+    )
+    words = re.search(r"((?:\s+\d+){5})\s*$", table(document, "table-verdicts"))
+    assert words is not None
+    assert words[1].split() == ["1", "1", "1", "0", "3"]
 
 
 @pytest.mark.usefixtures("undrawn")

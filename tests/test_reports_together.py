@@ -17,6 +17,7 @@ from nearline.reports import (
     findings,
     models_section,
     multiples,
+    overview,
     page,
     report,
     text,
@@ -167,7 +168,7 @@ def five(**verdict_of: str) -> Results:
 def test_the_answer_on_many_corpora_is_one_short_paragraph() -> None:
     found = five(a2="supported", b1="supported", b2="supported", c2="supported", e2="supported",
                  d0="too few documents", d1="too few documents", d2="too few documents")  # fmt: skip
-    said = findings.overview(found)
+    said = overview.overview(found)
     assert said.startswith(
         "1 (on docs:python (a)) to 2 (on docs:scientific (b)) of 3 MLPs are nearly linear, layer 2 "
         "everywhere (maps fitted on a). Most linear is layer 2 on docs:scientific (e): R²\xa00.740 ["
@@ -185,18 +186,18 @@ def test_the_answer_on_many_corpora_is_one_short_paragraph() -> None:
     [
         ("supported", "on each of them 3 of 3 MLPs are nearly linear, layers 0–2 everywhere"),
         ("not supported", "no MLP of 3 is nearly linear"),
-        ("cannot tell", "no MLP of 3 is nearly linear"),
+        ("cannot tell", "no MLP of 3 is nearly linear; cannot tell in 15 of 15 pairs of layer and corpus"),
         ("too few documents", "there are too few documents to say which of 3 MLPs are nearly linear"),
     ],
 )
 def test_each_verdict_is_worded_on_many_corpora(verdict: str, words: str) -> None:
     every = {f"{store}{layer}": verdict for store in FIVE for layer in range(3)}
-    assert findings.overview(five(**every)).startswith(words)
+    assert overview.overview(five(**every)).startswith(words)
 
 
 def test_corpora_with_too_few_documents_are_not_counted_among_those_that_agree() -> None:
     silent = {f"e{layer}": "too few documents" for layer in range(3)}
-    said = findings.overview(five(a1="supported", b1="supported", c1="supported", d1="supported", **silent))
+    said = overview.overview(five(a1="supported", b1="supported", c1="supported", d1="supported", **silent))
     assert said.startswith("on each of the 4 with enough documents 1 of 3 MLPs is nearly linear, layer 1 ")
 
 
