@@ -110,6 +110,9 @@ def test_the_same_study_by_snakemake_has_the_same_bytes(
     second = snakemake(tmp_path, both, "--cores", "2")
     assert counts(second) == {"collect": 2, "all": 1, **dict.fromkeys(each, 1)}
     assert "Nothing to be done" in snakemake(tmp_path, both, "--cores", "2")
+    changed = tmp_path / "changed.toml"
+    changed.write_text(SETTINGS.replace('["cheapest@2"]', '["none"]'), encoding="utf-8")
+    assert counts(snakemake(tmp_path, changed, "-n", "--cores", "2")) == {"measure": 2, "report": 2, "all": 1}
     found = run(both, tmp_path / "direct")
     assert {step.state for step in found.steps} == {"done"}
     for model in ("tiny-gpt2", "tiny-pythia"):
