@@ -34,6 +34,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = quickstart(folder, tokens=TOKENS, models=MODELS)
     assert {step.state for step in result.steps} == {"done"}
     assert len(result.reports) == len(MODELS)
+    assert not any(step.name.startswith("finetune") for step in result.steps)  # that is for `full`
+    assert WHOLE.models[0].finetune is not None
     return folder
 
 
