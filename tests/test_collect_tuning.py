@@ -389,11 +389,14 @@ def test_several_processes_do_what_one_does(lab: Path, study: Path, tmp_path: Pa
         for name, value in (FEW | settings | {"batch_sequences": 2}).items()
     ]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    subprocess.run(
+    done = subprocess.run(
         [*command, "-m", "nearline", "finetune", str(together), *flags, "--device=cpu"],
         check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    assert done.stdout.count("study: ") == 1
     ours, theirs = (
         frame(one, "finetune").filter("chosen").sort("arm", "phase", "step", "split")
         for one in (study, together)

@@ -66,6 +66,8 @@ def finetune(
     study
         A study that has been fitted; layers are chosen by what they cost where it has been measured too.
     """
+    from ..collect.ranks import ranks_of
+    from ..collect.settings import HarvestSettings
     from ..collect.tuning_settings import parse
 
     settings = parse({**read_toml(config), **given(flags)})
@@ -74,7 +76,8 @@ def finetune(
 
     with progress_for() as progress:
         tuned = run(folder, settings, progress)
-    show.tuned(tuned, as_json)
+    if ranks_of(HarvestSettings()).rank == 0:  # under torchrun all processes end here
+        show.tuned(tuned, as_json)
 
 
 @app.command
