@@ -8,6 +8,7 @@ written.
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,7 @@ class Prepared:
     planned: Planned
     shape: Shape
     n_sums: int = 0  # of a layer, where sums are stored instead of rows
+    keep: Fraction | None = None  # share of the sequences
 
     @property
     def needs(self) -> Needs:
@@ -57,7 +59,7 @@ class Prepared:
     def notes(self) -> tuple[str, ...]:
         """What is worth saying about the rows before they are collected."""
         n_tokens = sum(map(len, self.tokens.ids))
-        few = few_groups_note(self.planned.plan, self.groups, self.splits, n_tokens)
+        few = few_groups_note(self.planned.plan, self.groups, self.splits, n_tokens, self.keep)
         return tuple(note for note in (self.planned.note, few) if note)
 
     @property
@@ -101,7 +103,18 @@ def prepare(
         bos_places=tokens.bos_places,
     )
     shape = dataclasses.replace(row, block=block)
-    prepared = Prepared(anatomy, corpus, tokens, hashes, groups, splits, planned, shape, settings.n_sums)
+    prepared = Prepared(
+        anatomy,
+        corpus,
+        tokens,
+        hashes,
+        groups,
+        splits,
+        planned,
+        shape,
+        settings.n_sums,
+        settings.kept_share,
+    )
     missing_bytes = prepared.missing_bytes(committed_blocks(path))
     check_needs(prepared.needs, path, missing_bytes, measured=measured)
     return prepared

@@ -109,14 +109,13 @@ def linked(found: Sequence[tuple[str, str]]) -> str:
 
 def not_run(results: Results) -> str:
     """Which analyses were not run, whether the model was not visited again, and what does it."""
-    missing, study = results.missing, text.escape(text.name(results.study))
-    said = ""
+    missing, said = results.missing, ""
     if missing:
         said = (
-            f"Not run on this study: {text.listing(missing)}. <code>nearline analyze {study} --only "
+            f"Not run on this study: {text.listing(missing)}. <code>nearline analyze STUDY --only "
             f"{','.join(missing)}</code> runs {'it' if len(missing) == 1 else 'them'}."
         )
     if MEASURE not in results.analyses:
         measured = "Not measured: what replacing an MLP costs the model itself."
-        said += f"{' ' if said else ''}{measured} <code>nearline measure {study}</code> visits it again."
+        said += f"{' ' if said else ''}{measured} <code>nearline measure STUDY</code> visits it again."
     return note(said)

@@ -96,11 +96,11 @@ def footer(results: Results) -> str:
     visits = (MEASURE, FINETUNE)
     ran = {"analyze": bool(results.analyses.keys() - set(visits))}
     ran |= {step: step in results.analyses for step in visits}
-    analysed = "".join(f"<code>nearline {name} {study}</code>, " for name, done in ran.items() if done)
+    analysed = "".join(f"<code>nearline {name} STUDY</code>, " for name, done in ran.items() if done)
     drawn_with = {name: metadata.version(name) for name in DRAWN_WITH}
     parts = [
-        f"<p>Study <b>{study}</b>: <code>nearline fit {study} STORE…</code>, {analysed}then <code>nearline "
-        f"report {study}</code>. Surrogates of {text.escape(findings.model(results))} were fitted on "
+        f"<p>Study <b>{study}</b>: <code>nearline fit STUDY STORE…</code>, {analysed}then <code>nearline "
+        f"report STUDY</code>. Surrogates of {text.escape(findings.model(results))} were fitted on "
         f"the fit rows of {text.escape(fitted)} and scored on the test rows of every store. Everything "
         "shown here stands in <code>tables/*.parquet</code>, digests of every step in "
         "<code>provenance.json</code>.</p>",

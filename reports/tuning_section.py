@@ -29,12 +29,14 @@ _SHOWN = (
 _CURVES = (
     "Mean loss on test rows less that of the model before any step, in nats a token, by tokens trained on; "
     "the mean over seeds, bars from the lowest seed to the highest. Dashed: 0, the model as it was. Every "
-    "arm saw the same windows in the same order for the same steps, each at the learning rate that was best "
-    "for it on gate rows. An arm has shown something only where it lies below its control at equal tokens. "
+    "arm of a seed saw the same windows in the same order for the same steps (tokens are means over seeds), "
+    "each at its own learning rate. An arm has shown something only where it lies below its control at equal "
+    "tokens. "
     "<em>control</em> trains everything and replaces nothing; <em>control_matched</em> trains what "
     "<em>linear</em> may; <em>restored</em> has its MLPs back after <em>linear</em>; <em>scaled</em> has a "
     "gate on the MLP and no linear path; <em>gated_hard</em> sends each token down one path of "
-    "<em>gated</em>. What lies beyond the axis is drawn on its edge."
+    "<em>gated</em>. These four begin as <em>linear</em>: where they leave its curve, the MLPs are back or "
+    "gates begin, and nothing else learns any more. What lies beyond the axis is drawn on its edge."
 )
 _PAPER = (
     "The paper (2603.03459) reports −10.2 % for four linear layers of GPT-2 Medium after 512k tokens, and "
@@ -63,9 +65,14 @@ def claim(results: Results) -> str:
     for (series,), frame in mine.group_by("series", maintain_order=True):
         where = f" on {findings.label(results, int(str(series)), 40)}" if len(results.stores) > 1 else ""
         change = text.change(_mean(frame["excess_pct"].to_list()))
-        found.append(f"{change} of perplexity{where} ({text.name(frame['verdict'][0], 24)})")
+        ends = text.change_interval(frame["lo_pct"].min(), frame["hi_pct"].max())
+        found.append(f"{change} {ends} of perplexity{where} ({text.name(frame['verdict'][0], 24)})")
     arm, other = (text.name(one, 24) for one in chosen)
-    return f"After the same tokens, {arm} against {other}: {text.listing(found)}"
+    tokens, seeds = text.count(round(_mean(mine["tokens_seen"].to_list()) or 0)), mine["seed"].n_unique()
+    return (
+        f"After the same {tokens} tokens, {arm} against {other}: {text.listing(found)}, over {seeds} "
+        f"{'seed' if seeds == 1 else 'seeds'}"
+    )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -112,12 +119,12 @@ def _figure(results: Results) -> str:
         _CURVES,
         lambda size: curves(
             panels,
-            axes=("tokens trained on [1]", "change of loss [nats a token]"),
+            axes=("tokens trained on", "change of loss [nats a token]"),
             domain=domain,
             rule=0.0,
             size=size,
         ),
-        _PAPER,
+        f"{_PAPER} This run: at most {text.count(results.tables['finetune']['tokens_seen'].max())} tokens.",
     )
 
 
@@ -162,6 +169,15 @@ def curves_table(results: Results) -> str:
     )
 
 
+def _starts(results: Results) -> str:
+    """What a gate is before it learns."""
+    start = results.analyses.get("finetune", {}).get("gate_start")
+    if not isinstance(start, float):
+        return "An untrained gate is the same for every token"
+    low, high = text.number(start, 3), text.number(1 - start, 3)
+    return f"Untrained gates stand at {low}, those of scaled and scale_only at {high}"
+
+
 def gates_table(results: Results) -> str:
     """How far gates went linear at the end, by layer."""
     frame = results.tables["finetune_gates"].filter("chosen", pl.col("split") == "test")
@@ -174,7 +190,10 @@ def gates_table(results: Results) -> str:
         Column("rows with g below 0.5", value("share_linear", text.percent)),
     ]
     rows: list[dict[str, Any]] = last.sort("series", maintain_order=True).to_dicts()
-    caption = "Gates at the end, layer by layer (1: the MLP alone)"
+    caption = (
+        "Gates at the end, layer by layer: output = g · MLP + (1 − g) · surrogate, for scaled and scale_only "
+        f"g · MLP. {_starts(results)}"
+    )
     return house(rows, columns, key="table-tuned-gates", caption=caption, group=grouping(results))
 
 
@@ -194,7 +213,7 @@ def work_table(results: Results) -> str:
     ]
     caption = (
         "What each arm computes: a soft gate needs MLP and surrogate for every token, and so costs more than "
-        "the model; a hard one (<em>gated_hard</em>) needs one of them"
+        "the model; a hard one (gated_hard) needs one of them"
     )
     return house(
         rows.sort("series", maintain_order=True).to_dicts(),

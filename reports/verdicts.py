@@ -48,7 +48,7 @@ def in_layers(rows: pl.DataFrame, where: str = "", *, again: bool = False) -> st
     if counts["supported"] == len(found) > 1:
         many = f"all {len(found)}{layers}"
     elif counts["too few documents"] == len(found):
-        many = "no layer that can be judged"  # none of twelve would be an answer
+        many = f"an unknown number of {len(found)}{layers}"  # none of twelve would be an answer
     else:
         many = f"{counts['supported'] or 'none'} of {len(found)}{layers}"
         if not counts["supported"] and counts["cannot tell"]:
@@ -73,7 +73,7 @@ def _spread(rows: Sequence[tuple[str, pl.DataFrame]], what: str) -> str:
     """`7 of 30 layers on docs:stdlib to 14 of 30 on docs:python (of 90 cases, cannot tell in 12)`."""
     judged = [(where, frame) for where, frame in rows if set(frame["verdict"]) != {"too few documents"}]
     if not judged:
-        return f"no layer that can be judged on {len(rows)} {what} (too few documents)"
+        return f"an unknown number of layers on {len(rows)} {what} (too few documents)"
     found = [verdict for _, frame in judged for verdict in frame["verdict"].to_list()]
     counts = [(frame["verdict"].to_list().count("supported"), frame.height, where) for where, frame in judged]
     low, high = min(counts, key=_share), max(counts, key=_share)

@@ -1,9 +1,11 @@
 """A note where rows come from too few groups of documents for a verdict, and none where they do not."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from nearline.analyze.intervals import MIN_GROUPS
-from nearline.collect.few_groups import ENOUGH_GROUPS, few_groups_note
+from nearline.collect.few_groups import ENOUGH_GROUPS, _more_groups, few_groups_note
 from nearline.collect.planning import build_plan
 from nearline.collect.windows import Cutting
 from nearline.store.plan import PATTERN, SPLITS
@@ -20,9 +22,14 @@ N_DOCUMENTS = 100
             N_DOCUMENTS,
             "this store will have its fit rows from 4 of the corpus's 40 fit groups of documents and its "
             "test rows from 4 of the corpus's 40 test groups of documents; a verdict needs 20 groups: raise "
-            "tokens, or set keep to 1/4 of the sequences",
+            "tokens, or lower sequence_length: a window has one document, and there are too few windows",
         ),
-        (400, N_DOCUMENTS, "raise tokens"),
+        (
+            400,
+            N_DOCUMENTS,
+            "raise tokens, or lower sequence_length: a window has one document, and there are "
+            "too few windows",
+        ),
         (1000, 20, "a verdict needs 20 groups: take a corpus with more documents"),
     ],
 )
@@ -37,3 +44,19 @@ def test_few_groups_are_said_with_what_to_do(tokens: int, n_groups: int, words: 
     note = few_groups_note(plan, groups, splits, int(lengths.sum()))
     assert note is None if words is None else (note or "").endswith(words)
     assert ENOUGH_GROUPS == MIN_GROUPS
+
+
+@pytest.mark.parametrize(
+    ("keep", "windows", "words"),
+    [
+        (Fraction(1), True, "raise tokens to 3,000 or so, or set keep to 1/8 of the sequences"),
+        (Fraction(1, 4), True, "raise tokens to 3,000 or so, or set keep to 1/8 of the sequences"),
+        (Fraction(1, 8), True, "raise tokens"),  # 3,000 are not there at this share, and no smaller one helps
+        (Fraction(1), False, "raise tokens to 3,000 or so, or lower sequence_length"),
+    ],
+)
+def test_a_share_is_advised_only_where_it_is_smaller_and_helps(
+    keep: Fraction, windows: bool, words: str
+) -> None:
+    found = _more_groups(1_000, 3_000, 24_000, keep, windows=windows)
+    assert found.partition(":")[0] == words

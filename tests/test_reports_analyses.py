@@ -149,7 +149,7 @@ def test_an_analysis_that_was_not_run_leaves_its_part_out(analysis: str) -> None
     }
     whole = BEFORE.union(*FIGURES.values()) - FIGURES["nofly"]
     assert figures(document) == whole - gone[analysis]
-    command = f"nearline analyze demo --only {analysis}</code> runs it."
+    command = f"nearline analyze STUDY --only {analysis}</code> runs it."
     assert f"{LINE}: {analysis}. <code>{command}" in document
     assert ('id="nofly"' in document) is (analysis != "nofly")
     Structure(document)
@@ -160,7 +160,7 @@ def test_a_study_without_analyses_says_what_runs_them(tmp_path: Path) -> None:
     document = report(write_study(tmp_path / "demo", make_tables(("only",), n_layers=2))).read_text("utf-8")
     assert figures(document) == BEFORE
     assert f"{LINE}: decomposition, identity, gates, nofly, clusters and regression." in document
-    assert f"<code>nearline analyze demo --only {','.join(ANALYSES)}</code> runs them." in document
+    assert f"<code>nearline analyze STUDY --only {','.join(ANALYSES)}</code> runs them." in document
     assert "<dt>Gate</dt>" not in document
 
 
@@ -199,7 +199,7 @@ SAID = {
         ("supported", "in all 3 layers"),
         ("not supported", "in none of 3 layers (not supported in 3)"),
         ("cannot tell", "in none of 3 layers for sure (cannot tell in 3)"),
-        ("too few documents", "in no layer that can be judged (too few documents in 3)"),
+        ("too few documents", "in an unknown number of 3 layers (too few documents in 3)"),
     ],
 )
 def test_a_sentence_claims_what_its_verdicts_allow(name: str, verdict: str, words: str) -> None:

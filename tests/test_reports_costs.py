@@ -106,7 +106,7 @@ def test_a_study_that_was_not_measured_says_what_does_it(tmp_path: Path) -> None
     rows = make_tables(("only",), n_layers=2)
     shown = report(write_study(tmp_path / "demo", rows)).read_text("utf-8")
     assert figures(shown) == ALWAYS
-    assert f"{NOT_MEASURED} <code>nearline measure demo</code> visits it again." in shown
+    assert f"{NOT_MEASURED} <code>nearline measure STUDY</code> visits it again." in shown
     whole = make_results(rows | make_analysis_tables(("only",), n_layers=2))
     assert f'<p class="note">{NOT_MEASURED}' in analyses.not_run(whole)
 
@@ -181,7 +181,7 @@ SAID = {
         ("supported", "in all 3 layers"),
         ("not supported", "in none of 3 layers (not supported in 3)"),
         ("cannot tell", "in none of 3 layers for sure (cannot tell in 3)"),
-        ("too few documents", "in no layer that can be judged (too few documents in 3)"),
+        ("too few documents", "in an unknown number of 3 layers (too few documents in 3)"),
         ("shares differ", "in none of 3 layers (shares differ in 3)"),
         ("below the noise floor", "in none of 3 layers (below the noise floor in 3)"),
     ],

@@ -163,7 +163,7 @@ def test_the_section_claims_what_its_verdicts_allow(stores: tuple[str, ...]) -> 
         Structure(document)
         assert "tuning" in figures(document)
         claim = tuning_section.claim(found)
-        assert claim.startswith("After the same tokens, linear against control_matched: ")
+        assert re.match(r"After the same 5.000 tokens, linear against control_matched: ", claim)
         assert claim.count(f"({verdict})") == len(stores)
         assert '<a href="#tuning">Training</a>' in document
         shown = plain(document.partition("</style>")[2])

@@ -13,6 +13,7 @@ from ..store.names import printable
 
 NOT_YET: Final = "not done yet"
 _MOST: Final = 3  # of each kind; who wants all of them compares the files
+_LONG: Final = 6  # values of two lists together that are written out
 _LAYER: Final = re.compile(r",? layer \d+")
 # Settings that a step adds itself.
 _WORDS: Final = {"results_version": "this version of nearline computes it otherwise"}
@@ -36,7 +37,22 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     differ = [key for key in dict.fromkeys((*now, *before)) if before.get(key) != _plain(now.get(key))]
-    return [_WORDS.get(key) or f"{key}={_text(now.get(key))}, was {_text(before.get(key))}" for key in differ]
+    return [_WORDS.get(key) or _setting(key, before.get(key), _plain(now.get(key))) for key in differ]
+
+
+def _setting(key: str, before: Any, now: Any) -> str:
+    """A long list by what came and went."""
+    if isinstance(before, list) and isinstance(now, list) and len(before) + len(now) > _LONG:
+        came, went = ([one for one in of if one not in other] for of, other in ((now, before), (before, now)))
+        parts = [f"{word} {_first(of)}" for word, of in (("with", came), ("without", went)) if of]
+        if parts:
+            return f"{key} {' and '.join(parts)}"
+    return f"{key}={_text(now)}, was {_text(before)}"
+
+
+def _first(values: list[Any]) -> str:
+    more = len(values) - _MOST
+    return ", ".join(map(_text, values[:_MOST])) + (f" and {more} more" if more > 0 else "")
 
 
 def _inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -44,7 +60,11 @@ def _inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     for key in dict.fromkeys((*now, *before)):
         if before.get(key) != now.get(key):
-            word = "is new" if key not in before else "is gone" if key not in now else "is another one"
+            word = "is another one"
+            if key not in now:
+                word = "is not needed any more"
+            elif key not in before:
+                word = "is new"
             found.append(f"{_short(key)} {word}")
     return list(dict.fromkeys(found))
 
