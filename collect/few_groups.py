@@ -42,7 +42,7 @@ def few_groups_note(
             )
             more_are_there |= stored < there
             least = min(least, max(1, stored))
-            windows &= np.count_nonzero(of_sequence == code) >= ENOUGH_GROUPS
+            windows = windows and int(np.count_nonzero(of_sequence == code)) >= ENOUGH_GROUPS
     if not found:
         return None
     advice = "take a corpus with more documents"

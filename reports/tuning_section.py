@@ -65,7 +65,8 @@ def claim(results: Results) -> str:
     for (series,), frame in mine.group_by("series", maintain_order=True):
         where = f" on {findings.label(results, int(str(series)), 40)}" if len(results.stores) > 1 else ""
         change = text.change(_mean(frame["excess_pct"].to_list()))
-        ends = text.change_interval(frame["lo_pct"].min(), frame["hi_pct"].max())
+        low, high = frame["lo_pct"].drop_nulls().to_list(), frame["hi_pct"].drop_nulls().to_list()
+        ends = text.change_interval(min(low, default=None), max(high, default=None))
         found.append(f"{change} {ends} of perplexity{where} ({text.name(frame['verdict'][0], 24)})")
     arm, other = (text.name(one, 24) for one in chosen)
     tokens, seeds = text.count(round(_mean(mine["tokens_seen"].to_list()) or 0)), mine["seed"].n_unique()
@@ -112,6 +113,7 @@ def _figure(results: Results) -> str:
     if not panels:
         return ""
     domain = ends_of(panels)
+    most = max(results.tables["finetune"]["tokens_seen"].to_list())
     return figure(
         "tuning",
         results,
@@ -124,7 +126,7 @@ def _figure(results: Results) -> str:
             rule=0.0,
             size=size,
         ),
-        f"{_PAPER} This run: at most {text.count(results.tables['finetune']['tokens_seen'].max())} tokens.",
+        f"{_PAPER} This run: {text.count(most)} tokens at most.",
     )
 
 
