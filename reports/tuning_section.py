@@ -10,39 +10,14 @@ from typing import Any
 import polars as pl
 
 from . import findings, text
-from .axes import ends_of
 from .budget_section import times_table
-from .figure import figure
 from .layout import numbers, section
-from .multiples import Panel, curves, panel
 from .results import Results
 from .sections import grouping
 from .tables import Column, Row, between, house, value
+from .tuning_figures import CONTROL, figures
 
 KEY, HEADING = "tuning", "Does training with linear MLPs gain anything?"
-CONTROL = "control_matched"
-_SHOWN = (
-    *("control", CONTROL, "linear", "linear_trainable", "gated", "gated_hard", "restored", "scaled"),
-    *("gate_only", "scale_only", "mean", "zero"),
-)
-
-_CURVES = (
-    "Mean loss on test rows less that of the model before any step, in nats a token, by tokens trained on; "
-    "the mean over seeds, bars from the lowest seed to the highest. Dashed: 0, the model as it was. Every "
-    "arm of a seed saw the same windows in the same order for the same steps (tokens are means over seeds), "
-    "each at its own learning rate. An arm has shown something only where it lies below its control at equal "
-    "tokens. "
-    "<em>control</em> trains everything and replaces nothing; <em>control_matched</em> trains what "
-    "<em>linear</em> may; <em>restored</em> has its MLPs back after <em>linear</em>; <em>scaled</em> has a "
-    "gate on the MLP and no linear path; <em>gated_hard</em> sends each token down one path of "
-    "<em>gated</em>. These four begin as <em>linear</em>: where they leave its curve, the MLPs are back or "
-    "gates begin, and nothing else learns any more. What lies beyond the axis is drawn on its edge."
-)
-_PAPER = (
-    "The paper (2603.03459) reports −10.2 % for four linear layers of GPT-2 Medium after 512k tokens, and "
-    "−17.3 % for gates after 1.28M, against the untuned model; its control run with nothing replaced reached "
-    "−20.6 % after 512k. Compared at equal tokens, as here, its linear arm is 13 % worse than its control."
-)
 
 
 def _last(results: Results) -> pl.DataFrame:
@@ -80,54 +55,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """None where a seed has no number: its training diverged."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
-
-
-def _panels(results: Results) -> list[Panel]:
-    frame = results.tables["finetune"].filter("chosen", pl.col("split") == "test")
-    start = frame.filter(pl.col("arm") == "base").select("series", base="nll")
-    change = frame.join(start, on="series").with_columns(change=pl.col("nll") - pl.col("base"))
-    # Where a second phase begins, it speaks for the step.
-    change = change.filter(pl.col("phase") == pl.col("phase").max().over("arm", "seed", "step"))
-    by_seed = change.group_by("arm", "series", "step", maintain_order=True).agg(
-        tokens=pl.col("tokens_seen").mean(),
-        mean=pl.col("change").mean(),
-        low=pl.col("change").min(),
-        high=pl.col("change").max(),
-    )
-    there = by_seed["arm"].unique(maintain_order=True).to_list()
-    return [
-        panel(
-            arm,
-            by_seed.filter(pl.col("arm") == arm).sort("series", "step"),
-            "mean",
-            ("low", "high"),
-            x="tokens",
-        )
-        for arm in _SHOWN
-        if arm in there
-    ]
-
-
-def _figure(results: Results) -> str:
-    panels = _panels(results)
-    if not panels:
-        return ""
-    domain = ends_of(panels)
-    most = max(results.tables["finetune"]["tokens_seen"].to_list())
-    return figure(
-        "tuning",
-        results,
-        claim(results),
-        _CURVES,
-        lambda size: curves(
-            panels,
-            axes=("tokens trained on", "change of loss [nats a token]"),
-            domain=domain,
-            rule=0.0,
-            size=size,
-        ),
-        f"{_PAPER} This run: {text.count(most)} tokens at most.",
-    )
 
 
 def excess_table(results: Results) -> str:
@@ -240,7 +167,10 @@ def render(results: Results) -> str:
     """The section; nothing where nothing was fine-tuned."""
     if not is_there(results):
         return ""
-    parts = [_figure(results), numbers("Every arm against its controls", excess_table(results))]
+    parts = [
+        *figures(results, claim(results)),
+        numbers("Every arm against its controls", excess_table(results)),
+    ]
     if results.has("finetune_gates"):
         parts.append(numbers("Gates", gates_table(results)))
     if results.has("finetune_work"):

@@ -161,7 +161,7 @@ def test_the_section_claims_what_its_verdicts_allow(stores: tuple[str, ...]) -> 
         found = make_results(everything(verdict, stores))
         document = page.render(found)
         Structure(document)
-        assert "tuning" in figures(document)
+        assert {"tuning", "excess"} <= figures(document)
         claim = tuning_section.claim(found)
         assert re.match(r"After the same 5.000 tokens, linear against control_matched: ", claim)
         assert claim.count(f"({verdict})") == len(stores)
