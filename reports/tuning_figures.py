@@ -42,6 +42,16 @@ _PAPER = (
 )
 
 
+def _by_arm(rows: pl.DataFrame) -> list[Panel]:
+    """A panel an arm, in the order of `_SHOWN`."""
+    of = {arm: rows.filter(pl.col("arm") == arm).sort("series", "step") for arm in _SHOWN}
+    return [
+        panel(arm, frame, "mean", ("lo", "hi"), x="tokens")
+        for arm, frame in of.items()
+        if not frame.is_empty()
+    ]
+
+
 def _panels(results: Results) -> list[Panel]:
     frame = results.tables["finetune"].filter("chosen", pl.col("split") == "test")
     start = frame.filter(pl.col("arm") == "base").select("series", base="nll")
@@ -51,41 +61,22 @@ def _panels(results: Results) -> list[Panel]:
     by_seed = change.group_by("arm", "series", "step", maintain_order=True).agg(
         tokens=pl.col("tokens_seen").mean(),
         mean=pl.col("change").mean(),
-        low=pl.col("change").min(),
-        high=pl.col("change").max(),
+        lo=pl.col("change").min(),
+        hi=pl.col("change").max(),
     )
-    there = by_seed["arm"].unique(maintain_order=True).to_list()
-    return [
-        panel(
-            arm,
-            by_seed.filter(pl.col("arm") == arm).sort("series", "step"),
-            "mean",
-            ("low", "high"),
-            x="tokens",
-        )
-        for arm in _SHOWN
-        if arm in there
-    ]
+    return _by_arm(by_seed)
 
 
 def _excess_panels(results: Results) -> list[Panel]:
     """Excess over the matched control at every point that both have."""
     rows = results.tables["finetune_summary"].filter(pl.col("against") == CONTROL)
     by_seed = rows.group_by("arm", "series", "step", maintain_order=True).agg(
-        pl.col("tokens_seen", "excess").mean(), pl.col("lo").min(), pl.col("hi").max()
+        tokens=pl.col("tokens_seen").mean(),
+        mean=pl.col("excess").mean(),
+        lo=pl.col("lo").min(),
+        hi=pl.col("hi").max(),
     )
-    there = by_seed["arm"].unique(maintain_order=True).to_list()
-    return [
-        panel(
-            arm,
-            by_seed.filter(pl.col("arm") == arm).sort("series", "step"),
-            "excess",
-            ("lo", "hi"),
-            x="tokens_seen",
-        )
-        for arm in _SHOWN
-        if arm in there
-    ]
+    return _by_arm(by_seed)
 
 
 def _drawn(
