@@ -23,7 +23,6 @@ from nearline.collect.needs import process_bytes
 LOOKS = (50, 100, 200)  # batches after which is looked
 LEAKING = (275, 350)  # the same, with a hook that keeps what it sees from batch 200 on
 ROWS, D_MODEL = 256, 32  # of a batch: four sequences
-N_LEAKED = LEAKING[-1] - LOOKS[-1]
 
 
 @dataclass
@@ -31,6 +30,7 @@ class Watch:
     """A progress callback that looks at what is held."""
 
     n_batches: int = 0
+    kept_bytes: int = 0  # of tensors that the planted leak holds; it holds a numpy copy of each as well
     seen: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
@@ -39,7 +39,7 @@ class Watch:
         self.n_batches += 1
         if self.n_batches in (*LOOKS, *LEAKING):
             gc.collect()
-            self.seen[self.n_batches] = look()
+            self.seen[self.n_batches] = {**look(), "kept": self.kept_bytes}
 
 
 def look() -> dict[str, int]:
@@ -86,6 +86,7 @@ def main(folder: Path) -> None:
         """As a careless capture does."""
         if watch.n_batches >= LOOKS[-1]:
             kept.append((output, output.cpu().numpy().copy()))
+            watch.kept_bytes += output.untyped_storage().nbytes()
 
     model.model.layers[1].mlp.register_forward_hook(keep)
     gc.freeze()  # what is there now is no concern of the looks, which are quicker without it
