@@ -12,11 +12,11 @@ import numpy as np
 from .dtypes import LAYER_SITES, array_name, fill_value, numpy_dtype
 from .errors import UsageError
 from .metadata import ArraySpec
-from .plan import MAX_BLOCKS, PATTERN
+from .plan import MAX_BLOCKS
 
 CHUNK_LIMIT_BYTES = 64 * 2**20
 MIN_BLOCKS = 10
-ALIGNMENT = 64
+ALIGNMENTS = (64, 32, 16, 8, 4, 2, 1)
 BLOCK_BUFFERS = 2  # one is filled while the other one is written
 CRC_BYTES = 4
 
@@ -40,14 +40,15 @@ def choose_block(
 ) -> int:
     """Rows per block: as many as fit a 64 MiB chunk and the memory limit, in 10 blocks or more if N allows.
 
-    `n_sites` counts the sites that have layers; the embedding comes on top. A multiple of 64 where possible.
+    `n_sites` counts the sites that have layers; the embedding comes on top. A multiple of 64, or of the
+    largest smaller power of two with which padding the last block costs at most 1 % of the rows.
     """
     row_bytes = block_bytes(1, d_model, n_layers, n_sites, itemsize)
     in_chunk = CHUNK_LIMIT_BYTES // (d_model * itemsize)
     in_memory = memory_limit_bytes // (BLOCK_BUFFERS * row_bytes)
-    most = min(in_chunk, in_memory, max(1, n_tokens // MIN_BLOCKS))
+    most = min(in_chunk, in_memory)
     least = -(-n_tokens // MAX_BLOCKS)
-    if min(in_chunk, in_memory) < max(1, least):
+    if most < max(1, least):
         need = BLOCK_BUFFERS * row_bytes * max(1, least)
         if need <= memory_limit_bytes:
             raise UsageError(
@@ -59,9 +60,14 @@ def choose_block(
             f"{need / 2**20:.1f} MiB of buffers, the memory limit is {memory_limit_bytes / 2**20:.1f} MiB; "
             "raise memory_limit, or lower tokens or layers"
         )
-    block = max(most, least)
-    aligned = block // ALIGNMENT * ALIGNMENT
-    return aligned if aligned >= max(least, len(PATTERN)) else block
+    even = -(-n_tokens // max(MIN_BLOCKS, -(-n_tokens // most)))
+    for alignment in ALIGNMENTS:
+        for block in (-(-even // alignment) * alignment, even // alignment * alignment):
+            n_blocks = -(-n_tokens // max(block, 1))
+            padding = n_blocks * block - n_tokens
+            if least <= block <= most and n_blocks >= MIN_BLOCKS and 0 <= padding <= n_tokens // 100:
+                return block
+    return max(least, min(most, n_tokens // MIN_BLOCKS), 1)  # so few rows that one more each would be much
 
 
 def block_bytes(block: int, d_model: int, n_layers: int, n_sites: int, itemsize: int) -> int:
