@@ -5,6 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from nearline.analyze.analyze_settings import ANALYSES
+from nearline.collect.interventions import parse_interventions
+from nearline.collect.tuning_arms import ARMS, BASE
 from nearline.workflows.cli import run
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -38,3 +41,17 @@ def test_modules_that_pages_name_are_there() -> None:
             r"`((?:analyze|store|collect|reports|workflows)/\w+\.py)`", page.read_text("utf-8")
         ):
             assert (DOCS.parent / path).exists(), (page.name, path)
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """What stands in code spans in the first column of the table under a heading."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    table = re.split(rf"^\| {re.escape(heading)} \|", text, maxsplit=1, flags=re.M)[1].split("\n\n")[0]
+    return [name for line in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", line.split("|")[1])]
+
+
+def test_tables_name_what_there_is() -> None:
+    assert set(first_cells("measuring", "arm")) == set(ARMS) - {BASE}
+    assert set(first_cells("analyses", "`--only`")) == set(ANALYSES)
+    interventions = first_cells("measuring", "intervention")
+    assert [one.name for one in parse_interventions(interventions)] == interventions
