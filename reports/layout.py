@@ -10,6 +10,8 @@ import polars as pl
 from . import findings, text
 from .results import Results
 
+MOST_PRINTED_ROWS = 70  # a page of A4
+
 
 def section(key: str, heading: str, *parts: str) -> str:
     """A section of the page under its heading; empty parts are left out."""
@@ -27,10 +29,13 @@ def parted(whole: str) -> tuple[str, str, str] | None:
 
 
 def numbers(label: str, table: str, *, opened: bool = False) -> str:
-    """A table that a reader unfolds; nothing where there is no table."""
+    """A table that a reader unfolds; nothing where there is no table. On paper it is unfolded, unless it is
+    long: thirty layers on five corpora would be eighty pages of tables."""
     if not table:
         return ""
-    return f'<details class="numbers"{" open" if opened else ""}><summary>{label}</summary>{table}</details>'
+    n_rows = table.count("<tr")
+    kind = "numbers long" if n_rows > MOST_PRINTED_ROWS else "numbers"
+    return f'<details class="{kind}"{" open" if opened else ""}><summary>{label}</summary>{table}</details>'
 
 
 def paragraph(sentence: str) -> str:

@@ -14,6 +14,7 @@ from helpers_reports_analyses import make_analysis_tables
 from helpers_reports_costs import make_cost_tables
 from helpers_reports_pages import HOSTILE, figures
 from nearline.reports import page, text, together
+from nearline.reports.layout import MOST_PRINTED_ROWS
 from nearline.reports.results import Results
 
 pytestmark = pytest.mark.long
@@ -276,17 +277,25 @@ def test_letters_and_marks_stand_out_in_both_schemes(opened: Opener, written: Pa
     shoot(tab, f"page-{scheme}")
 
 
-def test_print_holds_every_table_whole(opened: Opener, written: Path, tmp_path: Path) -> None:
+FOLDED = """() => [...document.querySelectorAll('details.numbers')].filter(one =>
+  one.querySelector('table').offsetHeight === 0 || !one.querySelector('table').checkVisibility({
+    contentVisibilityAuto: true })).map(one => one.querySelectorAll('tr').length)"""
+
+
+def test_print_holds_every_short_table_and_whatever_is_open_whole(opened: Opener, written: Path) -> None:
     tab = opened(written, A4)
     tab.emulate_media(media="print")
+    assert all(n_rows > MOST_PRINTED_ROWS for n_rows in tab.evaluate(FOLDED))
+    folded = len(re.findall(rb"/Type\s*/Page\b", tab.pdf(format="A4", prefer_css_page_size=True)))
     tab.evaluate("document.querySelectorAll('details.numbers').forEach(one => { one.open = true; })")
+    assert tab.evaluate(FOLDED) == []
     wide = tab.evaluate("[...document.querySelectorAll('table')].filter(one => "
                         "one.getBoundingClientRect().right > innerWidth + 1)"
                         ".map(one => [one.parentElement.id, one.offsetWidth])")  # fmt: skip
     assert wide == []
     printed = tab.pdf(path=SHOTS / "page.pdf", format="A4", prefer_css_page_size=True)
     assert printed.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) > 5
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= folded > 5
 
 
 def test_two_models_share_a_page(opened: Opener, results: Results, tmp_path: Path) -> None:
