@@ -22,7 +22,7 @@ SOURCES := $(shell find __init__.py __main__.py py.typed store collect analyze r
 # torch is pinned apart, so that a torch that is already there stays.
 PINS := $(VENV)/constraints-without-torch.txt
 
-.PHONY: demo test test-long bench lint api dev clean
+.PHONY: demo test test-long bench lint api setup dev clean
 demo: $(VENV)/.wheel
 	$(BIN)/nearline quickstart $(DEMO_OUT)
 
@@ -48,6 +48,9 @@ lint: $(VENV)/.wheel $(VENV)/.dev
 
 api: $(VENV)/.wheel $(VENV)/.dev
 	$(BIN)/python docs/build_api.py api-out
+
+# What lint and test need, so that both can run at once: two installations into one environment cannot.
+setup: $(VENV)/.wheel $(VENV)/.dev
 
 dev: $(VENV)/.dev
 	$(INSTALL) --no-deps -e .
