@@ -1,5 +1,6 @@
 """The same study as jobs of Snakemake: which there are and what they ask for, and the same bytes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -71,6 +72,29 @@ def test_jobs_of_the_paper_and_what_they_ask_for(tmp_path: Path) -> None:
     fitted = said.partition("rule fit:")[2].partition("\n[")[0]
     assert "gpu" not in fitted
     assert "mem_mb=" in fitted
+
+
+@pytest.mark.long
+def test_the_commands_of_the_page_find_the_jobs(tmp_path: Path) -> None:
+    """As they are written, in a shell, with the study of the page; asked what they would do."""
+    page = (Path(__file__).parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
+    (study,) = re.findall(r"^```toml study.toml\n(.*?)^```", page, re.S | re.M)
+    (block,) = re.findall(r"^```bash\n(W=.*?)^```", page, re.S | re.M)
+    (tmp_path / "study.toml").write_text(study, encoding="utf-8")
+    where, *commands = block.splitlines()
+    assert len(commands) == 3
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    for command in commands:
+        asked = f"{where}; {command.partition('#')[0]} -n"
+        done = subprocess.run(
+            ["bash", "-euc", asked],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+        )
+        assert done.returncode == 0, done.stderr
+        assert counts(done.stdout + done.stderr)["collect"] == 4, command
 
 
 def test_what_a_job_depends_on(tmp_path: Path) -> None:
