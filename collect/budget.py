@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..analyze.budget_tables import DECODE, ORIGINAL, PREFILL, to_budget_table
 from ..analyze.gate_features import FEATURES
-from .flops import PER_PRODUCT, LayerFlops, ModelFlops
+from .flops import PER_PRODUCT, LayerFlops, ModelFlops, gate_flops
 from .interventions import Intervention, parse_intervention
 
 _TWICE = ("token_full", "context_only")  # pieces with a vector on the token embedding too
@@ -84,8 +84,9 @@ def spent_by(
     layers: Sequence[int],
     share: float | None = None,
     covered: float = 1.0,
+    hidden: int | None = None,
 ) -> Spent:
-    """What these layers cost a token under an intervention."""
+    """What these layers cost a token under an intervention. `hidden`: units of a gate on x that has some."""
     of_covered = share_of(one) if share is None else share
     replaced = of_covered if one.everywhere else of_covered * covered
     # A soft gate runs both ways for every token.
@@ -93,8 +94,8 @@ def spent_by(
     return Spent(
         mlp=mlp * math.fsum(flops.layers[layer].mlp for layer in layers),
         surrogate=surrogate * _map_flops(flops, one) * len(layers),
-        gate=_gate_flops(flops, one) * len(layers),
-        parameters_came=(_map_parameters(flops, one) + _gate_parameters(flops, one)) * len(layers),
+        gate=_gate_flops(flops, one, hidden) * len(layers),
+        parameters_came=(_map_parameters(flops, one) + _gate_parameters(flops, one, hidden)) * len(layers),
     )
 
 
@@ -169,14 +170,18 @@ def _map_parameters(flops: ModelFlops, one: Intervention) -> int:
     return flops.d_model + (0 if one.kind == "mean" else _map_size(flops, one))
 
 
-def _gate_flops(flops: ModelFlops, one: Intervention) -> float:
-    return PER_PRODUCT * float(_vectors(one) * flops.d_model)
+def _gate_flops(flops: ModelFlops, one: Intervention, hidden: int | None) -> float:
+    if hidden is not None:
+        return float(gate_flops(flops.d_model, hidden))
+    return float(_vectors(one) * gate_flops(flops.d_model))
 
 
-def _gate_parameters(flops: ModelFlops, one: Intervention) -> int:
+def _gate_parameters(flops: ModelFlops, one: Intervention, hidden: int | None) -> int:
     """One weight a feature and a bias. Mean needs of token types are a look-up table and not counted."""
     if one.features is None:
         return 0
+    if hidden is not None:
+        return hidden * (flops.d_model + 2) + 1
     pieces = FEATURES[one.features].pieces
     narrow = sum(piece in (*_NO_VECTOR, "norm") for piece in pieces)
     return (len(pieces) - narrow) * flops.d_model + narrow + 1

@@ -5,6 +5,9 @@
     surrogates.safetensors   LAYER.weight, LAYER.bias, …: what is computed in place of each MLP
     gates.safetensors        LAYER.PIECE.own, …: vectors of gates in float32; empty without gates
 
+A gate with hidden units has LAYER.hidden.weight (unit × d), .bias and .out (unit) among its vectors; its p is
+σ(out · gelu(weight @ x + bias) + the bias in config.json). Exports with such gates are of schema 2, others 1.
+
 In: an `Exported`, or a folder. Out: the folder, the same bytes for the same values; or an `Exported` on the
 CPU. A folder may come from anywhere: it is parsed, no code in it is run, and files that are not those written
 with config.json are refused. Cost: one copy of the tensors in memory.
@@ -45,6 +48,7 @@ SURROGATES: Final = "surrogates.safetensors"
 GATES: Final = "gates.safetensors"
 FORMAT: Final = "nearline-linearised"
 SCHEMA: Final = 1
+WITH_HIDDEN: Final = 2  # what a reader of schema 1 alone has to refuse
 COVERED: Final = "tokens that are not special, not padding and not at position 0; the others keep the MLP"
 EVERYWHERE: Final = "all tokens"
 EXPORTABLE: Final = ("linear", "mean", "zero", "low_rank", "gated", "soft")
@@ -98,7 +102,7 @@ def write_exported(folder: Path, exported: Exported) -> None:
     one = next(iter(exported.substitutes.values())).intervention
     config = {
         "format": FORMAT,
-        "schema": SCHEMA,
+        "schema": WITH_HIDDEN if any(map(_hides, exported.substitutes.values())) else SCHEMA,
         "nearline": __version__,
         "model": dataclasses.asdict(exported.model),
         "intervention": one.name,
@@ -125,9 +129,15 @@ def claim_export(folder: Path) -> None:
 def read_exported(folder: Path) -> Exported:
     """What an export holds, checked; on the CPU."""
     where = str(folder / CONFIG)
-    config = get_object(_config(folder), where, keys=(*_KEYS, "files"))
+    config = get_object(_config(folder), where)
     get_str(config, "format", where, allowed=(FORMAT,))
-    get_int(config, "schema", where, SCHEMA, SCHEMA)
+    schema = get_int(config, "schema", where)
+    if schema not in (SCHEMA, WITH_HIDDEN):
+        raise FormatError(
+            f"{where}: schema {schema} is not known to this version, which reads schemas {SCHEMA} and "
+            f"{WITH_HIDDEN}"
+        )
+    get_object(config, where, keys=(*_KEYS, "files"))
     model = _model(config["model"], f"{where}: model")
     one = parse_intervention(get_str(config, "intervention", where))
     if one.kind not in EXPORTABLE:
@@ -142,7 +152,10 @@ def read_exported(folder: Path) -> Exported:
         kind = get_str(described, "map", at, allowed=_MAPS)
         router = None
         if one.is_routed:
-            router = router_of(described["gate"], _own(gates, key), model.d_model, f"{at}.gate")
+            hidden = schema == WITH_HIDDEN
+            router = router_of(
+                described["gate"], _own(gates, key), model.d_model, f"{at}.gate", hidden=hidden
+            )
         replacement = _replacement(kind, _own(maps, key), model.d_model, at)
         substitutes[int(key)] = Substitute(one, int(key), replacement, router)
     if not substitutes:
@@ -163,6 +176,10 @@ def tensors_of(substitute: Substitute) -> tuple[str, dict[str, Tensor]]:
 def map_of(kind: str, tensors: Mapping[str, Tensor]) -> LinearMap | LowRankMap | Constant:
     """The replacement of this kind."""
     return _MAPS[kind](**tensors)
+
+
+def _hides(one: Substitute) -> bool:
+    return isinstance(one.router, GateRouter) and one.router.hidden is not None
 
 
 def _is_export(folder: Path) -> bool:

@@ -96,6 +96,11 @@ def model_flops(anatomy: Anatomy) -> ModelFlops:
     )
 
 
+def gate_flops(d_model: int, hidden: int | None = None) -> int:
+    """Of a gate on x, a token: a vector, or a layer of hidden units and a vector on them."""
+    return PER_PRODUCT * (d_model if hidden is None else hidden * (d_model + 1))
+
+
 def span_modules(layer: LayerAnatomy) -> list[nn.Module]:
     """The modules of an MLP's span, each once: the first, the last, and what the block names in between."""
     if layer.mlp_first is layer.mlp_last:

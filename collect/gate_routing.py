@@ -3,8 +3,9 @@
 p = 1/(1 + exp(-(weight · f + bias))), f the features of analyze/gate_features.py made of what is at hand when
 the MLP is called: its input x, the residual before the norm, the stream that entered block 0, the token, the
 position. Every piece is linear in one of these but for the row's own factor of normalisation, so that a piece
-is a vector here, also where its features are a d × d map of the token embedding. Cost: d multiplications a
-row and piece; a float32 copy of x, and for pieces other than x, of residual and stream.
+is a vector here, also where its features are a d × d map of the token embedding. A gate that was trained with
+a model may have a layer of hidden units on x besides. Cost: d multiplications a row and piece; a float32 copy
+of x, and for pieces other than x, of residual and stream.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..analyze.context_map import ContextMap
 from ..analyze.gate_features import TypeMeans
+from .hidden_units import HiddenUnits
 from .norm_parameters import NO_NORM, NormParameters
 
 OF_X = ("x", "norm")
@@ -59,6 +61,7 @@ class GateRouter:
     types: Int[Tensor, "type"]
     type_means: Float32[Tensor, "type"]
     grand_mean: float
+    hidden: HiddenUnits | None = None
 
     @property
     def wants_parts(self) -> bool:
@@ -83,15 +86,19 @@ class GateRouter:
             positions=None if self.positions is None else self.positions.to(device),
             types=self.types.to(device),
             type_means=self.type_means.to(device),
+            hidden=None if self.hidden is None else self.hidden.on(device),
         )
 
     def probability(self, rows: LiveRows) -> Float32[Tensor, "row"]:
         """p(linear) of each row."""
         known = _Known(self, rows)
-        logit = torch.full_like(rows.x[:, 0], self.bias)
-        for piece in self.pieces:
-            logit = logit + known.part(piece)
-        return torch.sigmoid(logit)
+        with torch.autocast(rows.x.device.type, enabled=False):
+            logit = torch.full_like(rows.x[:, 0], self.bias)
+            for piece in self.pieces:
+                logit = logit + known.part(piece)
+            if self.hidden is not None:
+                logit = logit + self.hidden(rows.x)
+            return torch.sigmoid(logit)
 
 
 class _Known:

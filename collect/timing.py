@@ -33,6 +33,7 @@ from .batch_budget import is_full
 from .budget import Configuration, spent_by
 from .flops import ModelFlops, model_flops
 from .forward import evaluating
+from .gate_routing import GateRouter
 from .interventions import parse_intervention
 from .kv_cache import decoded
 from .linearised import Linearised
@@ -188,7 +189,8 @@ def _rows(
     batch_size: int,
     rules: TimingRules,
 ) -> Iterator[dict[str, Any]]:
-    for (one, _), own in zip(every, runs, strict=True):
+    for (one, substitutes), own in zip(every, runs, strict=True):
+        hidden = _hidden_units(substitutes)
         for phase in (PREFILL, DECODE):
             seconds, original = np.array(own.seconds[phase]), np.array(runs[0].seconds[phase])
             ratio = seconds / original
@@ -212,7 +214,7 @@ def _rows(
                 "original_seconds": float(np.median(original)),
                 **_spread(ratio, "ratio"),
                 "time_saved": 1.0 - float(np.median(ratio)),
-                "flops_saved": _flops_saved(flops, one, own.share[phase], phase, rules),
+                "flops_saved": _flops_saved(flops, one, own.share[phase], phase, rules, hidden),
             }
 
 
@@ -221,13 +223,21 @@ def _spread(values: np.ndarray, name: str) -> dict[str, float]:
     return {name: middle, f"{name}_q25": low, f"{name}_q75": high}
 
 
+def _hidden_units(substitutes: Substitutes) -> int | None:
+    """Of the gates, which are of one kind in all layers."""
+    for one in substitutes.values():
+        if isinstance(one.router, GateRouter) and one.router.hidden is not None:
+            return one.router.hidden.n
+    return None
+
+
 def _flops_saved(
-    flops: ModelFlops, one: Configuration, share: float, phase: str, rules: TimingRules
+    flops: ModelFlops, one: Configuration, share: float, phase: str, rules: TimingRules, hidden: int | None
 ) -> float:
     """At the share of all rows that was counted."""
     if one.name == ORIGINAL:
         return 0.0
-    spent = spent_by(flops, parse_intervention(one.name), one.layers, share)
+    spent = spent_by(flops, parse_intervention(one.name), one.layers, share, hidden=hidden)
     before = math.fsum(flops.layers[layer].mlp for layer in one.layers)
     # The middle of the steps stands for all: attention grows by as much before it as behind it.
     length = rules.prompt_length + (rules.n_steps + 1) // 2 if phase == DECODE else rules.prompt_length

@@ -2,8 +2,8 @@
 
 In: the live model with the trained weights of an arm in it, and the layers that stand in. Out: `model/` (what
 `save_pretrained` writes) and, where MLPs are replaced or gated, `linearised/`, which `load_linearised` puts
-into that model. A gate of d + 1 numbers goes as a soft gate of the same g; one of d → 32 → 1 has no place in
-an export, and is refused. Cost: one copy of the weights on disk.
+into that model. A gate goes as a soft gate of the same g, or as a hard one with its threshold there; one of
+d → 32 → 1 with its hidden units. Cost: one copy of the weights on disk.
 """
 
 import shutil
@@ -20,6 +20,7 @@ from .exported_folder import Exported, ExportedModel, write_exported
 from .gate_routing import GateRouter
 from .gate_routing import Piece as GatePiece
 from .hashes import config_hash, weights_hash
+from .hidden_units import HiddenUnits
 from .interventions import parse_intervention
 from .replacements import Constant, LinearMap
 from .substitutes import Replacement, Substitute
@@ -84,10 +85,13 @@ def _replacement(one: TunedLayer, body: Body) -> Replacement:
 
 
 def _router(gate: Gate) -> GateRouter:
-    """p(linear) = 1 − g = σ(−w·x − b)."""
-    none = torch.zeros(0)
+    """p(linear) = 1 − g = σ(−w·x − b), or σ(−v·gelu(Ux + c) − b)."""
+    none, out = torch.zeros(0), -_plain(gate.out.weight)[0]
+    hidden = None
+    if gate.hidden is not None:
+        hidden = HiddenUnits(_plain(gate.hidden.weight), _plain(gate.hidden.bias), out)
     return GateRouter(
-        pieces=(GatePiece("x", own=-_plain(gate.out.weight)[0]),),
+        pieces=(GatePiece("x", own=out),) if hidden is None else (),
         bias=-float(gate.out.bias.detach()),
         threshold=1.0 - HALF,
         centred=False,
@@ -96,6 +100,7 @@ def _router(gate: Gate) -> GateRouter:
         types=none.long(),
         type_means=none,
         grand_mean=0.0,
+        hidden=hidden,
     )
 
 

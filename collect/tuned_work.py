@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..analyze.population import TEST
 from .anatomy import Anatomy
 from .budget import Configuration
-from .flops import PER_PRODUCT, ModelFlops
+from .flops import PER_PRODUCT, ModelFlops, gate_flops
 from .measured_budget import timed_texts
 from .measured_windows import own_length
 from .substitutes import Substitute
@@ -78,9 +78,7 @@ def _won(flops: ModelFlops, body: Body, kind: str, shares: Mapping[int, float]) 
     """Operations a token that are not needed any more, less those that came."""
     d = flops.d_model
     a_map = PER_PRODUCT * d * d if body in ("linear", "trainable", "soft", "hard") else 0
-    a_gate = 0
-    if body in GATED:
-        a_gate = PER_PRODUCT * (d if kind == "linear" else HIDDEN * (d + 1))
+    a_gate = 0 if body not in GATED else gate_flops(d, None if kind == "linear" else HIDDEN)
     won = 0.0
     for layer, share in shares.items():
         mapped = 1.0 if body == "soft" else share
@@ -102,10 +100,7 @@ def tuning_timing(request: TuningRequest, net: Anatomy, layers: Mapping[int, Tun
     timed: list[tuple[Configuration, Mapping[int, Substitute]]] = []
     bodies: tuple[Body, ...] = ("linear", "soft", "hard")
     for body in bodies:
-        # A gate of d → 32 → 1 has no place in what is timed.
-        if body == "linear" or all(
-            one.gate is not None and one.gate.hidden is None for one in layers.values()
-        ):
+        if body == "linear" or all(one.gate is not None for one in layers.values()):
             substitutes = tuned_substitutes(layers, body)
             name = next(iter(substitutes.values())).intervention.name
             timed.append((Configuration(name, chosen), substitutes))

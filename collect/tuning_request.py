@@ -180,9 +180,6 @@ def tuning_request(study: Study, settings: FinetuneSettings) -> TuningRequest:
         inputs,
     )
     _check_rows(request)
-    for arm in settings.keep:
-        if COURSES[ARMS[arm].last].body in ("soft", "scaled", "hard") and settings.gate != "linear":
-            raise UsageError(f"keep={arm}: a gate of d → 32 → 1 cannot be exported; train with gate=linear")
     return request
 
 

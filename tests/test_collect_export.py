@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from helpers_harvest import files_of, harvested
 from helpers_models import D_MODEL, VOCAB_SIZE, smollm2_path, tiny_model
 from helpers_substitution import linear_map, unchanged
@@ -19,9 +20,11 @@ from nearline.analyze import AnalyzeSettings, FitSettings, analyze, fit
 from nearline.collect import export, load_linearised, save_linearised
 from nearline.collect.anatomy import anatomy
 from nearline.collect.budget import Configuration
+from nearline.collect.exported_folder import read_exported, write_exported
 from nearline.collect.exporting import remove_linearised
-from nearline.collect.gate_routing import GateRouter, Piece
+from nearline.collect.gate_routing import GateRouter, LiveRows, Piece
 from nearline.collect.harvesting import harvest
+from nearline.collect.hidden_units import HiddenUnits
 from nearline.collect.interventions import parse_intervention
 from nearline.collect.kv_cache import decoded
 from nearline.collect.linearised import Linearised, linearised_of
@@ -32,6 +35,7 @@ from nearline.collect.substitution import BatchRows, Substitution
 from nearline.collect.timing import TimingRules, prompts_of, timings
 from nearline.store import Reader, Study
 from nearline.store.errors import DamageError, FormatError, IncompleteError, NearlineError, UsageError
+from safetensors.torch import load, save
 from torch import Tensor
 
 # A cache and other numbers of rows sum float32 in another order: some 1e-7 of the largest logit a layer.
@@ -398,7 +402,7 @@ def test_a_damaged_export_is_refused(made: Made, model: Any, tmp_path: Path) -> 
     refuse(lambda out: (out / "gates.safetensors").unlink(), IncompleteError, "does not exist")
     refuse(lambda out: (out / "config.json").unlink(), IncompleteError, "does not exist")
     for change, match in (
-        (lambda config: config.update(schema=2), "schema"),
+        (lambda config: config.update(schema=3), "schema 3 is not known to this version"),
         (lambda config: config.update(more=1), "unknown key"),
         (lambda config: config.update(intervention="random@0.5"), "cannot stand in an export"),
         (lambda config: config["layers"].update({"9": config["layers"]["0"]}), "layers 0-2"),
@@ -408,6 +412,91 @@ def test_a_damaged_export_is_refused(made: Made, model: Any, tmp_path: Path) -> 
         (lambda config: config["model"].update(d_model=8), "x needs own of 8"),
     ):
         refuse(lambda out, change=change: changed(out, change), FormatError, match)
+
+
+# Gates with hidden units
+
+
+def with_hidden(whole: Path, out: Path, name: str) -> Path:
+    """An export whose gates have hidden units, of other weights in each layer."""
+    exported, drawn = read_exported(whole), torch.Generator().manual_seed(4)
+
+    def gate() -> GateRouter:
+        units = [torch.randn(*shape, generator=drawn) for shape in ((5, D_MODEL), (5,), (5,))]
+        return replace(hand_gate(0.5), pieces=(), bias=0.1, hidden=HiddenUnits(*units))
+
+    intervention = parse_intervention(name)
+    substitutes = {
+        layer: replace(one, intervention=intervention, router=gate())
+        for layer, one in exported.substitutes.items()
+    }
+    write_exported(out, replace(exported, substitutes=substitutes))
+    return out
+
+
+@pytest.mark.parametrize("name", ["gated@input", "soft@input"])
+def test_hidden_units_route_as_their_formula_says_and_decode_as_they_read(
+    made: Made, model: Any, name: str, tmp_path: Path
+) -> None:
+    whole = export(made.study, tmp_path / "whole", LAYERS, "input")
+    out = with_hidden(whole, tmp_path / "out", name)
+    load_linearised(model, out)
+    layer, seen = linearised_of(model).layers[0], list[Tensor]()
+    handle = model.transformer.h[0].ln_2.register_forward_hook(lambda *given: seen.append(given[2]))
+    wanted, of_full = full(model, IDS), Routes.of(model)
+    handle.remove()
+    gate = layer.substitute.router
+    assert isinstance(gate, GateRouter)
+    assert gate.hidden is not None
+    z = seen[0][0].double() @ gate.hidden.weight.double().T + gate.hidden.bias.double()
+    logit = (z * torch.special.ndtr(z)) @ gate.hidden.out.double() + gate.bias
+    torch.testing.assert_close(of_full.p[0].double(), torch.sigmoid(logit), rtol=0, atol=1e-5)
+    assert 0.1 < of_full.weight.mean() < 0.9
+    got, stepped = stepwise(model, IDS, 7)
+    if name == "gated@input":
+        assert agreeing(stepped, of_full, thresholds_of(model)) == IDS.shape[1]
+    close(got, wanted)
+    assert files_of(save_linearised(model, tmp_path / "again")) == files_of(out)
+    schemas = [json.loads(files_of(one)["config.json"])["schema"] for one in (whole, out)]
+    assert schemas == [1, 2]
+    # Products in sixteen bits leave the gate alone.
+    with torch.autocast("cpu", torch.bfloat16):
+        p = gate.probability(LiveRows(seen[0][0], None, None, IDS[0], IDS[0]))
+    assert torch.equal(p, of_full.p[0])
+
+
+def test_damaged_hidden_units_are_refused(made: Made, tmp_path: Path) -> None:
+    out = with_hidden(export(made.study, tmp_path / "whole", [0], "input"), tmp_path / "out", "gated@input")
+    whole = files_of(out)
+
+    def refuse(match: str, **tensors: Tensor | None) -> None:
+        there = load(whole["gates.safetensors"]) | {f"0.hidden.{name}": one for name, one in tensors.items()}
+        content = save({name: one for name, one in there.items() if one is not None})
+        (out / "gates.safetensors").write_bytes(content)
+        changed(
+            out, lambda config: config["files"].update({"gates.safetensors": blake3(content).hexdigest()})
+        )
+        refused(lambda: read_exported(out), FormatError, match)
+
+    needs = rf"hidden: needs float32 weight \(5, {D_MODEL}\), bias \(5,\), out \(5,\), found "
+    refuse(needs, out=None)
+    refuse(needs, weight=torch.zeros(5, D_MODEL - 1))
+    refuse(needs, bias=torch.zeros(5, dtype=torch.float16))
+    refuse("'hidden.gate' is of nothing that this gate has", gate=torch.zeros(5))
+    for change, match in (
+        (lambda gate: gate["hidden"].update(units=6), "needs float32 weight"),
+        (lambda gate: gate["hidden"].update(units=0), "`units` must be an integer in 1"),
+        (lambda gate: gate["hidden"].update(activation="relu"), "activation"),
+        (lambda gate: gate.pop("hidden"), "'hidden.bias' is of nothing that this gate has"),
+        (lambda gate: gate.update(hidden="many"), "expected an object"),
+    ):
+        for name, content in whole.items():
+            (out / name).write_bytes(content)
+        changed(out, lambda config, change=change: change(config["layers"]["0"]["gate"]))
+        refused(lambda: read_exported(out), FormatError, match)
+    (out / "config.json").write_bytes(whole["config.json"])
+    changed(out, lambda config: config.update(schema=1))  # what a reader of schema 1 does not know
+    refused(lambda: read_exported(out), FormatError, "unknown key 'hidden'")
 
 
 # A real model

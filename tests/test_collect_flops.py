@@ -3,6 +3,7 @@ is what a replaced model no longer does; seconds are measured side by side.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from helpers_peft import with_lora
 from helpers_substitution import linear_map
 from nearline.analyze.budget_tables import BUDGET_SCHEMAS, to_budget_table
 from nearline.collect.anatomy import Anatomy, anatomy, unwrapped
-from nearline.collect.budget import Configuration, budget, flops_saved
+from nearline.collect.budget import Configuration, budget, flops_saved, spent_by
 from nearline.collect.flops import ModelFlops, model_flops
 from nearline.collect.gate_routing import GateRouter, Piece
+from nearline.collect.hidden_units import HiddenUnits
 from nearline.collect.interventions import parse_intervention
 from nearline.collect.linearised import Linearised
 from nearline.collect.substitutes import Substitute
@@ -248,6 +250,24 @@ def test_timing_sets_the_saving_of_operations_beside_that_of_time() -> None:
             saved = flops.mlp - N_LAYERS * 2 * D_MODEL**2
             assert (row["share"], row["flops_saved"]) == (1.0, pytest.approx(saved / whole))
     assert not any(name for name, _ in found.model.named_modules() if "nearline" in name)
+
+
+def test_a_gate_with_hidden_units_is_charged_for_them() -> None:
+    """By hand: d products a unit and one more for its weight in the sum, of two operations each."""
+    found, units = anatomy(plain_model("llama")), 5
+    substitutes = gated(found, (1,))
+    hidden = HiddenUnits(torch.zeros(units, D_MODEL), torch.zeros(units), torch.zeros(units))
+    router = replace(gate_of(torch.zeros(D_MODEL), 0.6), pieces=(), hidden=hidden)  # sends none
+    substitutes[1] = replace(substitutes[1], router=router)
+    rules = TimingRules(batch_sizes=(1,), prompt_length=8, n_steps=3, n_rounds=1)
+    texts = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1, 11))
+    table = timings(found, [(Configuration("gated@input", (1,)), substitutes)], texts, (0, 1, 2), rules)
+    row = next(row for row in table.to_pylist() if (row["name"], row["phase"]) == ("gated@input", "prefill"))
+    flops, spent = model_flops(found), 2 * (units * D_MODEL + units)
+    assert (row["share"], row["flops_saved"]) == (0.0, pytest.approx(-spent / flops.total(8)))
+    of_name = spent_by(flops, parse_intervention("gated@input"), (1,), 0.0, hidden=units)
+    assert of_name.gate == spent
+    assert of_name.parameters_came == D_MODEL**2 + D_MODEL + units * D_MODEL + units + units + 1
 
 
 def test_timing_needs_as_many_and_as_long_texts_as_it_runs() -> None:

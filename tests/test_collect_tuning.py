@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from nearline.analyze import AnalyzeSettings, FitSettings, fit
 from nearline.analyze.gathering import gather
 from nearline.collect import collect, finetune, finetune_is_current, load_linearised, measure
 from nearline.collect.anatomy import anatomy
+from nearline.collect.gate_routing import LiveRows
 from nearline.collect.measure_settings import parse as measure_settings
 from nearline.collect.settings import parse as harvest_settings
+from nearline.collect.tuned_export import _router
 from nearline.collect.tuned_layers import Gate
 from nearline.collect.tuned_scores import score
 from nearline.collect.tuning_arms import ARMS, COURSES
@@ -282,6 +284,11 @@ def test_gates_are_what_their_formulas_say() -> None:
             hidden = torch.nn.functional.gelu(x @ gate.hidden.weight.T + gate.hidden.bias)
         wanted = 1.0 / (1.0 + torch.exp(-(hidden @ gate.out.weight[0] + gate.out.bias)))
         assert torch.allclose(gate(x), wanted, atol=1e-6)
+        # Exported it says the same of the other way.
+        router, nothing = _router(gate), torch.zeros(5, dtype=torch.long)
+        p = router.probability(LiveRows(x, None, None, nothing, nothing))
+        assert torch.allclose(1.0 - p, gate(x), atol=1e-6)
+        assert torch.equal(p > router.threshold, gate(x) < 0.5)
     parameters = [
         sum(one.numel() for one in Gate(8, kind, 0.2, 0).parameters()) for kind in ("linear", "mlp")
     ]
@@ -412,9 +419,13 @@ def test_several_processes_do_what_one_does(lab: Path, study: Path, tmp_path: Pa
 
 
 def test_a_kept_arm_is_the_one_that_was_scored(lab: Path, study: Path) -> None:
-    """Loaded by transformers and `load_linearised`, with no study, it has the losses of its last point."""
     arms = ("linear", "linear_trainable", "scaled", "gated", "gated_hard", "mean", "control")
     finetune(study, few(arms=",".join(arms), seeds="1", keep=",".join(arms), learning_rates="1e-2"))
+    kept_are_scored(lab, study, arms, 6)
+
+
+def kept_are_scored(lab: Path, study: Path, arms: Sequence[str], last: int) -> None:
+    """Loaded by transformers and `load_linearised`, without a study: the losses of the last point."""
     reader = Reader.open(lab / "store")
     scored = scored_rows("store", reader, 2, _scored(study), population(study).group)
     losses = {}
@@ -425,9 +436,36 @@ def test_a_kept_arm_is_the_one_that_was_scored(lab: Path, study: Path) -> None:
             load_linearised(model, folder / "linearised")
         (found,) = score(anatomy(model), [scored], torch.float32, None)
         losses[arm] = dict(zip(scored.groups.tolist(), found.nll.tolist(), strict=True))
-        wanted = sums(study, arm=arm, seed=1, step=6, split="test")
+        wanted = sums(study, arm=arm, seed=1, step=last, split="test")
         assert losses[arm] == pytest.approx(wanted, rel=SUM_TOLERANCE), arm
     assert len({round(sum(of.values()), 3) for of in losses.values()}) == len(arms)
+
+
+HIDDEN: dict[str, Any] = {
+    "gate": "mlp",
+    "gate_start": 0.5,  # so that some rows end on either side
+    "arms": "scaled,gated_hard",
+    "keep": "scaled,gated,gated_hard",
+    "seeds": "1",
+    "learning_rates": "1e-2",
+    "steps": 2,
+    "points": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def hidden(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study with gates of d → 32 → 1, kept and timed."""
+    study = copied(lab, tmp_path_factory.mktemp("hidden"))
+    finetune(study, few(**HIDDEN, timing=True))
+    return study
+
+
+def test_kept_gates_with_hidden_units_are_those_that_were_scored(lab: Path, hidden: Path) -> None:
+    kept_are_scored(lab, hidden, ("scaled", "gated", "gated_hard"), 4)
+    of = pl.col("arm") == "gated_hard", pl.col("split") == "test", pl.col("phase") == 2
+    shares = frame(hidden, "finetune_gates").filter(*of)["share_linear"]
+    assert all(0 < share < 1 for share in shares)  # or a loss would not tell routes
 
 
 def population(study: Path) -> Any:
@@ -468,7 +506,27 @@ def test_what_each_arm_computes_is_counted(tuned: Path, lab: Path) -> None:
     assert 0 < work["linear"]["flops_saved"] < work["linear"]["mlp_flops_saved"]
 
 
-def test_what_was_timed_is_what_stands_in(tuned: Path) -> None:
+def test_gates_with_hidden_units_are_charged_for_them(hidden: Path, lab: Path) -> None:
+    """By hand: d products and one more a hidden unit, 32 of them, at every row of two layers."""
+    config = live(lab).config
+    d, mlp = config.hidden_size, 2 * 3 * config.hidden_size * config.intermediate_size
+    gate, of_mlps = 2 * 32 * (d + 1), config.num_hidden_layers * mlp
+    work = {row["arm"]: row for row in frame(hidden, "finetune_work").to_dicts()}
+    assert work["scaled"]["mlp_flops_saved"] == pytest.approx(-2 * gate / of_mlps)
+    assert work["gated"]["mlp_flops_saved"] == pytest.approx(-2 * (gate + 2 * d * d) / of_mlps)
+    share = work["gated_hard"]["share_linear"]
+    saved = 2 * share * (mlp - 2 * d * d) - 2 * gate
+    assert work["gated_hard"]["mlp_flops_saved"] == pytest.approx(saved / of_mlps)
+    times = frame(hidden, "finetune_timing").filter(pl.col("phase") == "prefill")
+    soft = times.filter(pl.col("name") == "soft@input")["flops_saved"].unique()
+    whole = work["scaled"]["mlp_flops_saved"] / work["scaled"]["flops_saved"]  # of the model, in MLPs
+    # Timed windows have other lengths, and so more or less attention, than those that are scored.
+    assert soft.to_list() == [pytest.approx(-2 * (gate + 2 * d * d) / of_mlps / whole, rel=0.05)]
+
+
+@pytest.mark.parametrize("gates", ["tuned", "hidden"])
+def test_what_was_timed_is_what_stands_in(gates: str, request: pytest.FixtureRequest) -> None:
+    tuned = request.getfixturevalue(gates)
     times = frame(tuned, "finetune_timing")
     assert times["name"].unique(maintain_order=True).to_list() == [
         "original",
@@ -517,7 +575,6 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"layers": "7"}, UsageError, "layer 7 was not fitted"),
     ({"stores": "other"}, UsageError, "'other' is no store"),
     ({"train_on": "other"}, UsageError, "'other' is no store"),
-    ({"keep": "gated", "gate": "mlp"}, UsageError, "cannot be exported"),
 ]
 
 
