@@ -24,9 +24,9 @@ from .hidden_units import HiddenUnits
 from .interventions import parse_intervention
 from .replacements import Constant, LinearMap
 from .substitutes import Replacement, Substitute
-from .tuned_layers import GATED, HALF, Gate, TunedLayer
-from .tuning_arms import Body
+from .tuned_layers import HALF, Gate, TunedLayer
 
+TUNED: Final = "tuned"
 MODEL: Final = "model"
 LINEARISED: Final = "linearised"
 _NAMES: Final[Mapping[str, str]] = {
@@ -40,13 +40,13 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def tuned_substitutes(layers: Mapping[int, TunedLayer], body: Body | None = None) -> dict[int, Substitute]:
-    """What stands in for each MLP, as an export holds it; copies. `body`: this, of the same weights."""
+def tuned_substitutes(layers: Mapping[int, TunedLayer]) -> dict[int, Substitute]:
+    """What stands in for each MLP, as an export holds it; copies."""
     found: dict[int, Substitute] = {}
     for layer, one in layers.items():
-        of = body or one.body
-        router = _router(one.gate) if of in GATED and one.gate is not None else None
-        found[layer] = Substitute(parse_intervention(_NAMES[of]), layer, _replacement(one, of), router)
+        router = None if one.gate is None else _router(one.gate)
+        intervention = parse_intervention(_NAMES[one.body])
+        found[layer] = Substitute(intervention, layer, _replacement(one), router)
     return found
 
 
@@ -77,11 +77,11 @@ def export_tuned(
     durable.replace_folder(aside, folder)
 
 
-def _replacement(one: TunedLayer, body: Body) -> Replacement:
+def _replacement(one: TunedLayer) -> Replacement:
     weight, bias = (_plain(value) for value in (one.weight, one.bias))
-    if body == "scaled":
+    if one.body == "scaled":
         return Constant(torch.zeros_like(bias))
-    return Constant(bias) if body in ("mean", "zero") else LinearMap(weight, bias)
+    return Constant(bias) if one.body in ("mean", "zero") else LinearMap(weight, bias)
 
 
 def _router(gate: Gate) -> GateRouter:

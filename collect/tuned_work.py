@@ -1,28 +1,18 @@
-"""What the arms of a fine-tuning compute when they run: operations from shapes at the shares of their gates,
-and seconds on the clock.
+"""What the arms of a fine-tuning compute when they run: operations from shapes at the shares of their gates.
 
-In: the operations of the model's modules (flops.py) and the gates of every arm; for seconds the live model
-with what stands in for its MLPs. Out: rows of the table `finetune_work`, and the table `finetune_timing`. A
-soft gate saves nothing: it needs the MLP, the surrogate and itself for every row. Cost: none for operations;
-for seconds see `timing`.
+In: the operations of the model's modules (flops.py) and the gates of every arm. Out: rows of the table
+`finetune_work`. A soft gate saves nothing: it needs the MLP, the surrogate and itself for every row. Cost:
+none. Seconds are in tuned_timing.py.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from ..analyze.population import TEST
-from .anatomy import Anatomy
-from .budget import Configuration
 from .flops import PER_PRODUCT, ModelFlops, gate_flops
-from .measured_budget import timed_texts
 from .measured_windows import own_length
-from .substitutes import Substitute
-from .timing import TimingRules, timings
-from .tuned_export import tuned_substitutes
-from .tuned_layers import GATED, HIDDEN, TunedLayer
+from .tuned_layers import GATED, HIDDEN
 from .tuning_arms import ARMS, COURSES, Body
 from .tuning_request import TuningRequest
 
@@ -88,20 +78,3 @@ def _won(flops: ModelFlops, body: Body, kind: str, shares: Mapping[int, float]) 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def tuning_timing(request: TuningRequest, net: Anatomy, layers: Mapping[int, TunedLayer]) -> pa.Table:
-    """Seconds of the model as it is, with its chosen MLPs linear, and behind soft and hard gates, in
-    interleaved runs. `layers`: what stands in for them (not in the model now).
-    """
-    reader = request.evidence.fitted.reader
-    texts, rules = timed_texts(reader, TimingRules(threads=request.settings.threads))
-    chosen = tuple(sorted(layers))
-    timed: list[tuple[Configuration, Mapping[int, Substitute]]] = []
-    bodies: tuple[Body, ...] = ("linear", "soft", "hard")
-    for body in bodies:
-        if body == "linear" or all(one.gate is not None for one in layers.values()):
-            substitutes = tuned_substitutes(layers, body)
-            name = next(iter(substitutes.values())).intervention.name
-            timed.append((Configuration(name, chosen), substitutes))
-    return timings(net, timed, texts, reader.attributes.tokenizer.special_ids, rules)

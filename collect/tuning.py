@@ -4,9 +4,9 @@ In: a fitted study, and the model that its stores name (or a live one, which is 
 step `finetune` of the study: table `finetune_scores` (sums of losses over groups at every point of every arm)
 and the tables that follow from it. Trained on windows of the fit split, learning rates chosen on gate rows,
 scored on test rows. Everything that can be refused is refused before the model is loaded. What is done is
-kept aside course by course, point by point: an experiment that was stopped goes on to the same bytes. Cost:
-per course, seed and learning rate its steps and points; two copies of the weights, gradients and the
-optimiser's state.
+kept aside course by course, point by point: an experiment that was stopped goes on to the same bytes. Seconds
+that are asked for later are taken alone (tuned_timing.py). Cost: per course, seed and learning rate its steps
+and points; two copies of the weights, gradients and the optimiser's state.
 """
 
 import logging
@@ -31,8 +31,9 @@ from .measure_settings import MeasureSettings
 from .measured_budget import flops_of
 from .models import LoadedModel
 from .study_model import compute_of
+from .tuned_timing import kept_ways, timed_alone, tuning_timing
 from .tuned_weights import put_weights
-from .tuned_work import tuning_timing, work_rows
+from .tuned_work import work_rows
 from .tuning_arms import ARMS
 from .tuning_data import Windows, require_unseen, training_windows
 from .tuning_experiment import Experiment
@@ -53,7 +54,8 @@ def finetune(
     *,
     model: nn.Module | None = None,
 ) -> Study:
-    """Train and score all arms into the study; nothing is done where they are current.
+    """Train and score all arms into the study; nothing is done where they are current. Where only seconds are
+    missing, these are taken.
 
     `model`: the model itself, in float32, where it is alive already. By default it is loaded from where the
     settings say, or the harvest had it.
@@ -78,7 +80,8 @@ def finetune(
             loaded = study_model.described(model, readers)
         threads = compute_of(how, request.evidence.fitted.reader).torch_threads
         with _lent(loaded.model, threads) as original:
-            _experiment(request, loaded, original, windows, processes, progress)
+            work = _seconds_alone if request.is_scored() else _experiment
+            work(request, loaded, original, windows, processes, progress if processes.leads else silent)
     return study
 
 
@@ -90,10 +93,48 @@ def _experiment(
     processes: Processes,
     progress: Progress,
 ) -> None:
+    net = _in_float32(loaded)
+    key = _key(request, loaded, net, processes)
+    pieces = TuningPieces.open(request.study.path, key, processes)
+    experiment = Experiment(request, net, original, windows, pieces, progress)
+    found = experiment.run()
+    if processes.leads:
+        _write(request, loaded, net, experiment, found, pieces, key)
+    processes.wait()
+
+
+def _seconds_alone(
+    request: TuningRequest,
+    loaded: LoadedModel,
+    original: Mapping[str, Tensor],
+    windows: Windows,
+    processes: Processes,
+    progress: Progress,
+) -> None:
+    """Of a study whose scores are there. What is timed is trained again where it was not kept."""
+    net, alone = _in_float32(loaded), timed_alone(request)
+    pieces = TuningPieces.open(request.study.path, _key(alone, loaded, net, processes), processes)
+    ways = kept_ways(request, net)
+    if ways is None:
+        experiment = Experiment(alone, net, original, windows, pieces, progress)
+        experiment.train()
+        ways = experiment.timed()
+    if processes.leads:
+        _record_timing(request, tuning_timing(request, net, ways))
+        pieces.remove()
+    processes.wait()
+
+
+def _in_float32(loaded: LoadedModel) -> Anatomy:
     net = anatomy(loaded.model)
     if net.dtype != torch.float32:
         raise UsageError(f"the model is in {net.dtype}; weights are trained in float32: load it so")
-    key = {
+    return net
+
+
+def _key(request: TuningRequest, loaded: LoadedModel, net: Anatomy, processes: Processes) -> dict[str, Any]:
+    """What pieces of an experiment depend on."""
+    return {
         "inputs": dict(request.inputs),
         "settings": request.resolved,
         "weights": loaded.weights_hash,
@@ -102,12 +143,6 @@ def _experiment(
         "threads": torch.get_num_threads(),
         "processes": processes.n,
     }
-    pieces = TuningPieces.open(request.study.path, key, processes)
-    experiment = Experiment(request, net, original, windows, pieces, progress if processes.leads else silent)
-    found = experiment.run()
-    if processes.leads:
-        _write(request, loaded, net, experiment, found, pieces, key)
-    processes.wait()
 
 
 def _write(
@@ -133,8 +168,8 @@ def _write(
         STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts
     )
     drop_stale(request.study)
-    if request.settings.timing and (layers := experiment.stand_in()):
-        _record_timing(request, tuning_timing(request, net, layers))
+    if request.is_timed:
+        _record_timing(request, tuning_timing(request, net, experiment.timed()))
     pieces.remove()
 
 
@@ -143,7 +178,11 @@ def _record_timing(request: TuningRequest, table: pa.Table) -> None:
         output = study.write_table(TIMING, table)
         study.commit([output])
     request.study.record_step(
-        TIMING, inputs=request.inputs, settings={"layers": list(request.layers)}, outputs=[output], facts={}
+        TIMING,
+        inputs=request.timing_inputs,
+        settings=request.timing_settings,
+        outputs=[output],
+        facts={},
     )
 
 

@@ -8,7 +8,7 @@ others. Cost: the steps and points of each course.
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from torch import Tensor
 from ..analyze.population import GATE, TEST
 from ..store import Progress, Study
 from .anatomy import Anatomy
-from .tuned_export import export_tuned, tuned_substitutes
-from .tuned_layers import Tuned, TunedLayer
+from .tuned_export import TUNED, export_tuned, tuned_substitutes
+from .tuned_layers import Tuned
 from .tuned_scores import Score, score
+from .tuned_timing import Ways, ways
 from .tuned_weights import load_weights, put_weights, standing, trained
 from .tuning_arms import ARMS, BASE, COURSES, Body
 from .tuning_data import ScoredRows, Windows, scored_rows
@@ -27,8 +28,6 @@ from .tuning_replacing import chosen_modules, replace_layers
 from .tuning_request import TuningRequest
 from .tuning_rows import ArmRows, Found
 from .tuning_run import Run, chosen_weights, train_stage
-
-TUNED: Final = "tuned"
 
 
 class Experiment:
@@ -57,6 +56,11 @@ class Experiment:
         self._total = self._n_steps()
 
     def run(self) -> Found:
+        names = self.train()
+        return ArmRows(self._request, self._windows, self._pieces, self._rates).found(names)
+
+    def train(self) -> list[Name]:
+        """Every course, as far as it is not there yet."""
         seeds = self._request.settings.seeds
         names: list[Name] = []
         for course in self._request.courses:
@@ -72,7 +76,7 @@ class Experiment:
             for name in rest:
                 self._course(name)
             names += [*tried, *rest]
-        return ArmRows(self._request, self._windows, self._pieces, self._rates).found(names)
+        return names
 
     def keep(self, name: str, study: Study) -> None:
         """Save the chosen models of the first seed, made anew from the original. `name`: of the model."""
@@ -83,15 +87,13 @@ class Experiment:
                 substitutes = tuned_substitutes(tuned.layers)
             export_tuned(study.path / TUNED / arm, self._net, substitutes, special, f"{name}, {arm}")
 
-    def stand_in(self) -> Mapping[int, TunedLayer]:
+    def timed(self) -> Ways:
         """What stands in at the end of `gated`, the model left with the weights of its first seed; without
-        that arm the surrogates before `linear`, without both nothing.
+        that arm the surrogates before `linear`.
         """
         course = "gated_hard" if "gated" in self._rates else "linear"
-        if course == "linear" and course not in self._rates:
-            return {}
         with self._standing(self._name(course, self._request.settings.seeds[0], 0.0), {}) as tuned:
-            return dict(tuned.layers)
+            return ways(tuned_substitutes(tuned.layers))
 
     @contextmanager
     def _standing(self, name: Name, weights: Mapping[str, Tensor]) -> Generator[Tuned]:

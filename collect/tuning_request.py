@@ -28,6 +28,7 @@ from .tuning_settings import FinetuneSettings
 
 STEP: Final = "finetune"
 TIMING: Final = "finetune_timing"  # a step of its own: no two runs give the same seconds
+_SCORES: Final = "finetune_scores"
 # Raised whenever the same stores, settings and model give other numbers: older results are then not current.
 RESULTS_VERSION: Final = 2
 
@@ -42,7 +43,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TuningRequest:
-    """What to train and to score. `layers`: in the order in which they are replaced."""
+    """What to train and to score. `layers`: in the order in which they are replaced. `goes_on`: whether first
+    phases go on for the steps of a second one, to be compared with it.
+    """
 
     evidence: Evidence
     settings: FinetuneSettings
@@ -51,6 +54,7 @@ class TuningRequest:
     stores: tuple[str, ...]
     train_on: str
     inputs: Mapping[str, str]
+    goes_on: bool = True
 
     @property
     def study(self) -> Study:
@@ -69,7 +73,7 @@ class TuningRequest:
     def gate_steps(self) -> int:
         """Steps of a second phase; every first phase that is compared with one goes on for as many."""
         two_phases = any(ARMS[arm].second for arm in self.arms)
-        return self.settings.gate_steps if two_phases else 0
+        return self.settings.gate_steps if two_phases and self.goes_on else 0
 
     def begins(self, course: str) -> int:
         """Steps that the courses before this one have taken."""
@@ -123,8 +127,30 @@ class TuningRequest:
         return found & (rows.population.target_id >= 0)
 
     def is_current(self) -> bool:
-        timed = not self.settings.timing or TIMING in self.study.provenance()
-        return timed and self.study.step_is_current(STEP, self.inputs, self.resolved)
+        if not self.is_scored():
+            return False
+        return not self.is_timed or self.study.step_is_current(
+            TIMING, self.timing_inputs, self.timing_settings
+        )
+
+    def is_scored(self) -> bool:
+        """Whether only seconds can be missing."""
+        return self.study.step_is_current(STEP, self.inputs, self.resolved)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether seconds are asked for, and linear layers are there to be timed."""
+        return self.settings.timing and "linear" in self.courses
+
+    @property
+    def timing_inputs(self) -> dict[str, str]:
+        """Seconds are of the models that have these scores."""
+        path = self.study.table_path(_SCORES).relative_to(self.study.path).as_posix()
+        return {**self.inputs, path: recorded_digest(self.study, path)}
+
+    @property
+    def timing_settings(self) -> dict[str, Any]:
+        return {"layers": list(self.layers)}
 
     @property
     def resolved(self) -> dict[str, Any]:

@@ -93,7 +93,8 @@ class FinetuneSettings(pydantic.BaseModel):
     )
     timing: bool = Field(
         default=False,
-        description="Time the model with its MLPs, with them linear, and behind soft and hard gates.",
+        description="Time the model with its MLPs, with them linear, and behind soft and hard gates. Asked "
+        "for later it trains that model alone, and nothing where gated was kept.",
     )
     train_on: str | None = Field(
         default=None, description="Store whose fit rows are trained on; default: the one that was fitted."

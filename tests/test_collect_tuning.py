@@ -538,6 +538,53 @@ def test_what_was_timed_is_what_stands_in(gates: str, request: pytest.FixtureReq
     assert Study.open(tuned).provenance()["finetune_timing"]["outputs"]
 
 
+def test_seconds_are_taken_later_without_training_again(
+    hidden: Path, some: Path, lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was kept; where that is gone, of the same weights, trained at one seed and rate. A soft gate's
+    share is the mean of its p, so that equal shares are equal gates in equal models.
+    """
+    trained, course = list[tuple[str, int]](), Experiment._course
+
+    def watched(self: Any, name: Any) -> None:
+        trained.append((name.course, name.seed))
+        course(self, name)
+
+    def shares(study: Path) -> list[Any]:
+        return frame(study, "finetune_timing").select("name", "phase", "batch_size", "share").rows()
+
+    monkeypatch.setattr(Experiment, "_course", watched)
+    study = copied(hidden.parent, tmp_path)
+    model, wanted = live(lab), shares(hidden)
+    assert any(0 < share < 1 for name, *_, share in wanted if name == "gated@input")
+    for broken, courses in ((False, []), (True, [("linear", 1), ("gated", 1)])):
+        Study.open(study).drop_step("finetune_timing")
+        if broken:
+            weights = study / "tuned" / "gated" / "model" / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
+            shutil.rmtree(study / "tuned" / "gated_hard")
+        before = {path: content for path, content in tree(study).items() if "timing" not in str(path)}
+        assert not finetune_is_current(Study.open(study), few(**HIDDEN, timing=True))
+        assert finetune_is_current(Study.open(study), few(**HIDDEN))
+        finetune(study, few(**HIDDEN, timing=True), model=model)
+        assert trained == courses
+        assert shares(study) == wanted
+        after = tree(study)
+        assert all(
+            after[path] == content for path, content in before.items() if "provenance" not in str(path)
+        )
+        assert finetune_is_current(Study.open(study), few(**HIDDEN, timing=True))
+        assert not list(study.glob(".finetune*/*"))
+    trained.clear()
+    linear = copied(some.parent, tmp_path / "linear")
+    finetune(linear, few(**SOME, timing=True), model=model)
+    assert not trained  # without gates surrogates are timed, in the model as it was
+    assert set(frame(linear, "finetune_timing")["name"]) == {"original", "linear"}
+    assert all(
+        torch.equal(one, other) for one, other in zip(model.parameters(), live(lab).parameters(), strict=True)
+    )
+
+
 # What is shown
 
 

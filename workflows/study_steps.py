@@ -199,7 +199,8 @@ def _why_finetune(model: ModelStudy) -> Callable[[], str | None]:
         if finetune_is_current(study, settings):
             return None
         request = tuning_request(study, settings)
-        return why_again(study, STEP, request.inputs, request.resolved)
+        otherwise = "seconds are asked for now" if request.is_scored() else ""
+        return why_again(study, STEP, request.inputs, request.resolved, otherwise)
 
     return why
 
