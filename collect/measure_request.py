@@ -6,7 +6,7 @@ loaded: a rerun with nothing to do must not wait for it. Cost: the token columns
 of the fit's files.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,17 +22,16 @@ from ..store.names import typed
 from .gate_digests import Gates, require_gates
 from .interventions import Intervention, parse_interventions
 from .made_with import gate_route, need_route, types_route
+from .measure_asked import LINEAR as LINEAR
+from .measure_asked import ROUTERS, Asked, by_default, drawn, has_sets
 from .measure_checks import check_gradient, check_lengths, check_need, check_sets
-from .measure_settings import MeasureSettings, chosen_set
+from .measure_settings import MeasureSettings
 from .measured_windows import own_length
 
 STEP: Final = "measure"
 TIMING: Final = "timing"
 # Raised whenever the same stores, settings and model give other numbers: older results are then not current.
 RESULTS_VERSION: Final = 2
-LINEAR: Final = Intervention("linear")
-ROUTERS: Final = ("input", "token_type", "norm", "position", "context_only")
-_ALWAYS: Final = ("linear", "linear@all", "mean", "zero")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,24 +79,24 @@ class Request:
         return tuple(self.evidence.layers)
 
     @property
+    def asked(self) -> Asked:
+        """What follows from settings alone."""
+        return Asked(self.settings, self.layers, self.singles, self.joint)
+
+    @property
     def chooses(self) -> bool:
         """Whether layers have to be chosen by what they cost on gate rows."""
-        named = [chosen_set(one) for one in self.settings.compound]
-        return self.settings.progressive != "none" or any(one and one[0] == "cheapest" for one in named)
+        return self.asked.chooses
 
     @property
     def on_gate(self) -> tuple[Intervention, ...]:
         """Replacements of one layer that are measured on gate rows."""
-        if "gate" in self.settings.splits:
-            return tuple(dict.fromkeys((LINEAR, *self.singles)))
-        return tuple(dict.fromkeys((LINEAR, *(self.joint if self.chooses else ()))))
+        return self.asked.on_gate
 
     @property
     def on_test(self) -> tuple[Intervention, ...]:
         """Replacements of one layer that are measured on test rows."""
-        named = [chosen_set(one) for one in self.settings.compound]
-        paper = self.joint if any(one and one[0] == "paper" for one in named) else ()
-        return tuple(dict.fromkeys((LINEAR, *self.singles, *paper)))
+        return self.asked.on_test
 
     def windows(self, store: str) -> tuple[int | None, ...]:
         """The lengths of windows to measure a store with; None: as harvested."""
@@ -177,13 +176,14 @@ def _interventions(
 ) -> tuple[tuple[Intervention, ...], tuple[Intervention, ...], Gates | None]:
     """Replacements of single layers and of sets, as asked for or by default, all of them possible here."""
     named = parse_interventions(settings.interventions)
-    joint = parse_interventions(settings.compound_with) if _has_sets(settings) else ()
+    joint = parse_interventions(settings.compound_with) if has_sets(settings) else ()
     if not named:
         gates = require_gates(
             evidence.study, [("interventions", "input@linear", settings.need)], evidence.layers
         )
         assert gates is not None
-        named = parse_interventions(_by_default(gates, settings))
+        there = [features for features in ROUTERS if features in gates.features(settings.need)]
+        named = parse_interventions(by_default(there, settings))
     wanted = [
         (one.name, None if one.features is None else f"{one.features}@{one.size}", one.need or settings.need)
         for one in (*named, *joint)
@@ -192,24 +192,7 @@ def _interventions(
     gates = require_gates(evidence.study, wanted, evidence.layers)
     for one in (*named, *joint):
         check_need(evidence, one, settings)
-    return _drawn(named, settings), _drawn(joint, settings), gates
-
-
-def _by_default(gates: Gates, settings: MeasureSettings) -> list[str]:
-    there = [features for features in ROUTERS if features in gates.features(settings.need)]
-    names = [*_ALWAYS, "gated@input"]
-    for share in settings.shares:
-        names += [f"gated@{features}:{share:g}" for features in there]
-        names += [f"token_list@{share:g}", f"random@{share:g}", f"oracle@{settings.need}:{share:g}"]
-    return names
-
-
-def _drawn(named: Iterable[Intervention], settings: MeasureSettings) -> tuple[Intervention, ...]:
-    return tuple(dict.fromkeys(draw for one in named for draw in one.draws(settings.draws)))
-
-
-def _has_sets(settings: MeasureSettings) -> bool:
-    return bool(settings.compound) or settings.progressive != "none"
+    return drawn(named, settings), drawn(joint, settings), gates
 
 
 def _check_rows(request: Request) -> None:

@@ -21,8 +21,9 @@ from .anatomy import Anatomy
 from .budget import Configuration, budget, flops_saved
 from .flops import ModelFlops, model_flops
 from .interventions import Intervention, parse_intervention
-from .measure_request import LINEAR, Request
-from .measured_sets import Measured, bare
+from .measure_asked import LINEAR, bare
+from .measure_request import Request
+from .measured_sets import Measured
 from .measured_windows import own_length
 from .substitutes import substitutes_of
 from .timing import TimingRules, prompts_of, timings

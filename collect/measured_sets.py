@@ -15,24 +15,9 @@ from jaxtyping import Float32
 from ..analyze.cost_rows import cheapest, layer_costs
 from ..analyze.cost_tables import to_cost_table
 from ..store import SPLITS
-from .interventions import Intervention
-from .made_with import Unit
+from .measure_asked import Entry, bare
 from .measure_request import Request
-from .measure_settings import chosen_set, layers_of_set
 from .measured_pieces import Piece, RowLosses
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A replacement as a table shows it: `chosen` says how its layers came about, `layers` in which order."""
-
-    chosen: str
-    intervention: Intervention
-    layers: tuple[int, ...]
-
-    @property
-    def unit(self) -> Unit:
-        return Unit(self.intervention, tuple(sorted(self.layers)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,50 +78,13 @@ class Measured:
         return to_cost_table("measured", (row for part in self.parts for row in part.rows()))
 
 
-def singles(request: Request, interventions: Sequence[Intervention]) -> list[Entry]:
-    """Each layer by itself."""
-    return [Entry("one", one, (layer,)) for one in interventions for layer in request.layers]
-
-
-def sets(request: Request, orders: Mapping[str, Sequence[int]]) -> list[Entry]:
-    """Sets of layers that are known before test rows are seen, and the steps of the progressive curve."""
-    settings = request.settings
-    found: list[Entry] = []
-    for one in request.joint:
-        for name in settings.compound:
-            chosen, layers = chosen_set(name), layers_of_set(name)
-            if chosen is None:
-                label = "all" if layers is None else "given"
-                found.append(Entry(label, one, tuple(layers or request.layers)))
-            elif chosen[0] == "cheapest":
-                found.append(Entry(name, one, tuple(orders[bare(one)][: chosen[1]])))
-        if settings.progressive != "none":
-            greedy = settings.progressive == "greedy"
-            order = orders[greedily(bare(one)) if greedy else bare(one)]
-            steps = range(1, 1 + min(len(order), settings.progressive_steps or len(order)))
-            found += [Entry(settings.progressive, one, tuple(order[:step])) for step in steps]
-    return list(dict.fromkeys(found))
-
-
 def papers_sets(request: Request, part: Part) -> list[Entry]:
     """Sets of the layers that cost least on the very rows they are scored on."""
-    named = [(name, chosen_set(name)) for name in request.settings.compound]
-    wanted = [(name, found[1]) for name, found in named if found is not None and found[0] == "paper"]
     return [
         Entry(name, one, cheapest(costs_of(part, bare(one)), n_layers))
         for one in request.joint
-        for name, n_layers in wanted
+        for name, n_layers in request.asked.papers
     ]
-
-
-def bare(one: Intervention) -> str:
-    """Its name without a draw: draws have their layers together."""
-    return replace(one, draw=None).name
-
-
-def greedily(name: str) -> str:
-    """What the order of a greedy curve is called, beside that of the layers by themselves."""
-    return f"{name}, greedy"
 
 
 def costs_of(part: Part, name: str) -> Mapping[int, float]:

@@ -18,21 +18,12 @@ from ..analyze.population import GATE, TEST, UNSEEN
 from ..store import Progress
 from .anatomy import Anatomy
 from .made_with import Unit
-from .measure_request import LINEAR, Request
+from .measure_asked import LINEAR, Entry, bare, greedily
+from .measure_request import Request
 from .measured_before import Before
 from .measured_blocks import ScoredRows, measure_block
 from .measured_pieces import Piece, Pieces, RowLosses, added
-from .measured_sets import (
-    Entry,
-    Measured,
-    Part,
-    bare,
-    costs_of,
-    greedily,
-    papers_sets,
-    sets,
-    singles,
-)
+from .measured_sets import Measured, Part, costs_of, papers_sets
 from .measured_windows import Cut, own_length
 from .passes import Visit
 from .replaced_layers import ReplacedLayers
@@ -52,7 +43,7 @@ class Sweep:
         self._done = self._total = 0
 
     def run(self) -> Measured:
-        request = self._request
+        request, asked = self._request, self._request.asked
         self._plan()
         parts: list[Part] = []
         orders: dict[str, list[int]] = {}
@@ -60,14 +51,14 @@ class Sweep:
             self._replaced.of_store(store)
             for length in request.windows(store):
                 if length is None or "gate" in request.settings.splits:
-                    parts.append(self._part(store, GATE, length, singles(request, request.on_gate)))
+                    parts.append(self._part(store, GATE, length, asked.each(asked.on_gate)))
             if store == request.evidence.fit_on and request.chooses:
                 orders = self._orders(parts[0])
         for store in request.stores:
             self._replaced.of_store(store)
             paper: list[Entry] = []
             for length in request.windows(store):
-                entries = [*singles(request, request.on_test), *sets(request, orders)]
+                entries = [*asked.each(asked.on_test), *asked.sets(orders)]
                 part = self._part(store, TEST, length, entries)
                 if length is None:
                     paper = papers_sets(request, part)
@@ -97,15 +88,15 @@ class Sweep:
 
     def _greedy(self, gate: Part, name: str, order: Sequence[int]) -> list[int]:
         """Each time the layer that costs least on gate rows beside those before it."""
-        draws = [one for one in self._request.joint if bare(one) == name]
-        n_steps = min(self._request.settings.progressive_steps or len(order), len(order))
+        asked = self._request.asked
+        n_steps = asked.n_steps(order)
         before: list[int] = self._before.facts.get("orders", {}).get(greedily(name), [])
         if len(before) >= n_steps and set(before) <= set(order):
             return before
         chosen = list(order[:1])
         while len(chosen) < n_steps:
             left = [layer for layer in order if layer not in chosen]
-            entries = [Entry("greedy", one, (*chosen, layer)) for one in draws for layer in left]
+            entries = asked.greedy_step(name, chosen, left)
             part = self._part(gate.store, GATE, None, entries)
             cost = {
                 layer: sum(

@@ -76,7 +76,7 @@ def timed_alone(request: TuningRequest) -> TuningRequest:
     those on gate rows.
     """
     rates: dict[int, float] = {}
-    if "gated" in request.courses:
+    if "gated" in request.schedule.courses:
         for row in request.study.table("finetune").to_pylist():
             if row["arm"] == "gated" and row["chosen"]:
                 rates[row["phase"]] = row["learning_rate"]

@@ -21,7 +21,7 @@ from .tuned_layers import Tuned
 from .tuned_scores import Score, score
 from .tuned_timing import Ways, ways
 from .tuned_weights import load_weights, put_weights, standing, trained
-from .tuning_arms import ARMS, BASE, COURSES, Body
+from .tuning_arms import ARMS, COURSES, Body
 from .tuning_data import ScoredRows, Windows, scored_rows
 from .tuning_pieces import Name, TuningPieces
 from .tuning_replacing import chosen_modules, replace_layers
@@ -43,6 +43,7 @@ class Experiment:
         progress: Progress,
     ) -> None:
         self._request, self._net, self._windows, self._pieces = request, net, windows, pieces
+        self._schedule = request.schedule
         self._progress = progress
         self._original = original
         self._rows = _scored(request)
@@ -51,7 +52,7 @@ class Experiment:
         self._rates: dict[str, float] = {}
         self._kept = {ARMS[arm].last for arm in request.settings.keep}
         # Others start from their weights, `gated_hard` at least for the clock.
-        self._starts = {"gated", *(COURSES[course].after for course in request.courses)}
+        self._starts = {"gated", *(COURSES[course].after for course in self._schedule.courses)}
         self._done = 0
         self._total = self._n_steps()
 
@@ -63,15 +64,15 @@ class Experiment:
         """Every course, as far as it is not there yet."""
         seeds = self._request.settings.seeds
         names: list[Name] = []
-        for course in self._request.courses:
-            rates = self._request.learning_rates(course)
+        for course in self._schedule.courses:
+            rates = self._schedule.learning_rates(course)
             tried = [self._name(course, seeds[0], rate) for rate in rates]
             for name in tried:
                 self._course(name)
             self._pieces.wait()
             best = min(tried, key=lambda name: (self._gate_loss(name), name.learning_rate))
             self._rates[course] = best.learning_rate
-            others = () if course == BASE else seeds[1:]
+            others = self._schedule.other_seeds(course)
             rest = [self._name(course, seed, best.learning_rate) for seed in others]
             for name in rest:
                 self._course(name)
@@ -130,7 +131,7 @@ class Experiment:
     def _course(self, name: Name) -> None:
         self._pieces.wait()
         if self._pieces.is_done(name):
-            self._tick(sum(stage.steps for stage in self._request.stages(name.course)))
+            self._tick(sum(stage.steps for stage in self._schedule.stages(name.course)))
             return
         request = self._request
         put_weights(self._net.model, self._original)
@@ -156,18 +157,18 @@ class Experiment:
         if after is None:
             return {}
         before = self._name(after, name.seed, self._rates[after])
-        step = self._request.hands_over(after)
+        step = self._schedule.hands_over(after)
         found = self._start(before) | load_weights(self._pieces.weights(before, step))
         put_weights(self._net.model, found, some=True)
         return found
 
     def _run_of(self, name: Name) -> Run:
-        stages, points = self._request.stages(name.course), self._request.points(name.course)
+        stages, points = self._schedule.stages(name.course), self._schedule.points(name.course)
         return Run(COURSES[name.course], stages, name.seed, name.learning_rate, points)
 
     def _stages(self, name: Name, run: Run, tuned: Tuned, start: Mapping[str, Tensor]) -> None:
         model, pieces = self._net.model, self._pieces
-        offset = self._request.begins(name.course)  # other courses have seen the windows before
+        offset = self._schedule.begins(name.course)  # other courses have seen the windows before
         at = 0
         for index, stage in enumerate(run.stages):
             replace_layers(tuned, self._net, self._request, self._windows, run, stage.layers)
@@ -200,7 +201,7 @@ class Experiment:
             self._tick(stage.steps)
 
     def _point(self, name: Name, tuned: Tuned, step: int) -> None:
-        if name.course in self._starts and step == self._request.hands_over(name.course):
+        if name.course in self._starts and step == self._schedule.hands_over(name.course):
             self._pieces.keep_weights(standing(self._net.model), name, step)
         self._pieces.add(name, step, self._scores(name, tuned, step))
 
@@ -208,7 +209,7 @@ class Experiment:
         """Test rows, and at the end of a course gate rows too, by which its learning rate is chosen. Before
         the first step courses with the same in the place of the MLPs are the same model, whatever the seed.
         """
-        course, at_end = COURSES[name.course], step == self._request.points(name.course)[-1]
+        course, at_end = COURSES[name.course], step == self._schedule.points(name.course)[-1]
         rows = [one for one in self._rows if one.split == "test" or at_end]
         if step or course.after:
             return score(self._net, rows, self._dtype, tuned)
@@ -220,11 +221,11 @@ class Experiment:
     # Progress
 
     def _n_steps(self) -> int:
-        request, more = self._request, len(self._request.settings.seeds) - 1
+        schedule, more = self._schedule, len(self._request.settings.seeds) - 1
         return sum(
-            (len(request.learning_rates(course)) + more)
-            * sum(stage.steps for stage in request.stages(course))
-            for course in request.courses
+            (len(schedule.learning_rates(course)) + more)
+            * sum(stage.steps for stage in schedule.stages(course))
+            for course in schedule.courses
         )
 
     def _tick(self, n_steps: int) -> None:

@@ -50,15 +50,15 @@ class ArmRows:
         """Rows of one course as those of an arm. A first phase ends where the second begins; what trains
         nothing stands still as long as the others train.
         """
-        request, second = self.request, ARMS[arm].second
+        schedule, second = self.request.schedule, ARMS[arm].second
         is_second = second is not None and name.course == second and name.course != ARMS[arm].first
         chosen = self.rates[name.course] == name.learning_rate
         for row in table.to_pylist():
-            if second is not None and not is_second and row["step"] > request.first_steps:
+            if second is not None and not is_second and row["step"] > schedule.first_steps:
                 continue
-            steps = [row["step"] + (request.begins(name.course) if is_second else 0)]
+            steps = [row["step"] + (schedule.begins(name.course) if is_second else 0)]
             if name.course == "restored":
-                steps += [request.first_steps + one for one in request.points("gated") if one]
+                steps += [schedule.first_steps + one for one in schedule.points("gated") if one]
             for step in steps:
                 seen, distinct = self._seen(name.seed, step)
                 yield {

@@ -28,7 +28,7 @@ from .tuned_layers import Tuned
 from .tuned_weights import load_weights, put_weights, save_weights, trained
 from .tuning_arms import Course
 from .tuning_data import Batches, Windows, collate
-from .tuning_request import Stage
+from .tuning_schedule import Stage
 from .tuning_settings import FinetuneSettings
 
 WEIGHTS: Final = "trained.safetensors"
