@@ -137,4 +137,4 @@ def test_a_model_without_a_shape_leaves_the_plan_open(tmp_path: Path) -> None:
     text = '[[models]]\nmodel = "nobody/nothing"\n[[corpora]]\ncorpus = "docs:python"\n'
     (tmp_path / "study.toml").write_text(text, encoding="utf-8")
     found = plan_study(read_study(tmp_path / "study.toml"), probe=False)
-    assert (found.bytes, found.stores[0].bytes, found.fits[0].flops) == (None, None, None)
+    assert (found.bytes, found.stores[0].bytes, found.steps[0].flops) == (None, None, None)

@@ -10,12 +10,20 @@ from typing import Any, Final
 from .show import bytes_text, print_json, print_table
 
 UNKNOWN: Final = "unknown"
-NOTES: Final = (
-    "",
-    "disk, objects: exact where a corpus has as many tokens, the most it can be where it has fewer",
-    "CPU hours: of one core of this machine, of fits alone; analyses and measurements are not in it",
+STORES: Final = (
+    "disk, objects: exact where a corpus has as many tokens, the most it can be where it has fewer"
+)
+CORES: Final = (
+    "operations: two for a multiplication and an addition; of fit and analyze their products alone",
+    "CPU hours: of one core of this machine by a probe, an estimate: measured ones were half to twice that",
+)
+DEVICE: Final = (
+    "device hours of losses, measure, finetune: their operations at the speed of the newest harvest of the",
+    "model, writing included; another device or dtype has another speed; timing on the clock is not in it",
+)
+NO_DEVICE: Final = (
     "device hours: unknown without a probe; `nearline plan MODEL CORPUS STORE` makes one on the device, and",
-    "the first harvest of a model gives the hours of its others",
+    "the first harvest of a model gives the hours of its others and of the steps behind them",
 )
 
 
@@ -58,18 +66,35 @@ def plan(found: Any, as_json: bool) -> None:
     }
     print_table([*rows, whole], list(rows[0]))
     print()
-    fits = [
-        {
-            "fit": one.model,
-            "operations": _known(one.flops, "{:.3g}".format),
-            "CPU hours": _known(one.cpu_hours, "{:.2g}".format),
-        }
-        for one in found.fits
-    ]
-    print_table([*fits, {"fit": "all", "CPU hours": _known(found.cpu_hours, "{:.2g}".format)}], list(fits[0]))
-    for line in NOTES:
+    _steps_of_plan(found)
+    known = any(one.device_hours is not None for one in found.stores)
+    unknown = any(one.device_hours is None for one in found.stores)
+    for line in ("", STORES, *CORES, *(DEVICE if known else ()), *(NO_DEVICE if unknown else ())):
         print(line)
     return None
+
+
+def _steps_of_plan(found: Any) -> None:
+    """Those behind the harvests. What a step does not use is left blank."""
+    columns = ("step", "model", "operations", "CPU hours", "device hours")
+    rows = []
+    for one in found.steps:
+        rows.append(
+            {
+                "step": one.step,
+                "model": one.model,
+                "operations": _known(one.flops, "{:.3g}".format),
+                "CPU hours": _known(one.cpu_hours, "{:.2g}".format) if one.on_cores else "",
+                "device hours": "" if one.on_cores else _known(one.device_hours, "{:.2g}".format),
+            }
+        )
+    whole = {
+        "step": "all",
+        "model": "harvests too",
+        "CPU hours": _known(found.cpu_hours, "{:.2g}".format),
+        "device hours": _known(found.device_hours, "{:.2g}".format),
+    }
+    print_table([*rows, whole], columns)
 
 
 def _known(value: Any, text: Callable[[Any], str]) -> str:

@@ -2,34 +2,32 @@
 
 In: a study's settings, and the shapes that are written in them (or those of models that are here). Out: bytes
 and objects of each store, exact where the corpus has as many tokens as are asked for and an upper bound where
-it is shorter; operations of harvests and fits; hours where something was measured: of fits by a probe of this
-processor, of harvests by earlier ones of the same model in the same folder. What nothing here can know is
-None. Cost: none without the probe, a second with it.
+it is shorter; of each step of each model its operations, and hours where something was measured: of one core
+by a probe of this processor (plan_analyses.py), of a device by the newest harvest of the same model in the
+same folder (plan_passes.py). What nothing here can know is None. Cost: none without the probe, two seconds
+with it.
 """
 
-import json
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from threadpoolctl import threadpool_limits
-
 from ..collect.block_rows import block_rows
-from ..collect.planning import FRACTIONS
 from ..collect.site_names import LAYER_SITES
 from ..store.layout import n_objects, store_bytes
-from ..store.settings import parse_layers
+from .plan_analyses import Work, analyze_work, fit_work
+from .plan_passes import finetune_passes, forward_flops, losses_passes, measure_passes
+from .plan_rows import chosen
+from .plan_speed import Speed, harvested, window_of
+from .plan_speed import probe as probed
 from .shapes import shape_of
 from .study_settings import ModelStudy, StoreJob, Whole
+from .study_steps import needs_losses
 from .study_tables import Shape
 
 NARROW_BYTES: Final = 2  # float16 and bfloat16, which everything but storage_dtype = "float32" is stored in
-WINDOW: Final = 512  # rows of a window where nothing else is said
-FIT_PRODUCTS, NEED_PRODUCTS = 3, 2  # d² operations a row and layer, of moments and of needs
-_PROBE_WIDTH, _EIGEN_WIDTH, _PROBE_S = 1024, 384, 0.3
+ON_CORES: Final = ("fit", "analyze")  # steps that run no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +47,23 @@ class StorePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class FitPlan:
-    """The fit of a model on its stores. `cpu_hours`: on one core of this machine."""
+class StepPlan:
+    """A step behind the harvests. Fits and analyses take `cpu_hours`, on one core of this machine; steps that
+    run the model take `device_hours`, at the operations a second of its newest harvest. `analyses`: CPU hours
+    of each.
+    """
 
+    step: str
     model: str
     flops: float | None
-    cpu_hours: float | None
+    cpu_hours: float | None = None
+    device_hours: float | None = None
+    analyses: dict[str, float] | None = None
+
+    @property
+    def on_cores(self) -> bool:
+        """Whether it runs no model."""
+        return self.step in ON_CORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,59 +73,45 @@ class StudyPlan:
     settings: Path
     out: Path
     stores: tuple[StorePlan, ...]
-    fits: tuple[FitPlan, ...]
+    steps: tuple[StepPlan, ...]
     bytes: int | None
     objects: int | None
     cpu_hours: float | None
     device_hours: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """One core: operations of products a second, and seconds of an eigendecomposition over width³."""
-
-    flops_per_s: float
-    eigen_s: float
-
-
 def plan_study(whole: Whole, *, probe: bool = True) -> StudyPlan:
-    """The plan of a study. `probe`: time products and an eigendecomposition on this processor."""
-    speed = _probe() if probe else None
+    """The plan of a study. `probe`: time products, an eigendecomposition and a pass on this processor."""
+    speed = probed() if probe else None
     stores = [plan_store(model, store) for model in whole.models for store in model.stores]
-    fits = [_fit(model, speed) for model in whole.models]
+    steps = [step for model in whole.models for step in plan_steps(model, speed)]
+    on_device = [one.device_hours for one in (*stores, *(one for one in steps if not one.on_cores))]
     return StudyPlan(
         settings=whole.path,
         out=whole.out,
         stores=tuple(stores),
-        fits=tuple(fits),
+        steps=tuple(steps),
         bytes=_total([one.bytes for one in stores]),
         objects=_total([one.objects for one in stores]),
-        cpu_hours=_total([one.cpu_hours for one in fits]),
-        device_hours=_total([one.device_hours for one in stores]),
+        cpu_hours=_total([one.cpu_hours for one in steps if one.on_cores]),
+        device_hours=_total(on_device),
     )
-
-
-def forward_flops(shape: Shape, length: int) -> float:
-    """Operations of one token of a window of `length`: four projections of attention and two matrices of an
-    MLP in each layer, scores and values over half the window, the head."""
-    layer = 4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff + shape.d_model * length
-    return 2.0 * (shape.layers * layer + shape.d_model * shape.vocabulary)
 
 
 def plan_store(model: ModelStudy, job: StoreJob) -> StorePlan:
     """The plan of one store."""
-    settings, shape = job.settings, shape_of(model)
+    settings, shape, before = job.settings, shape_of(model), harvested(model)
     tokens = settings.tokens
     known: dict[str, Any] = {
         "store": job.name,
         "model": model.name,
         "corpus": job.corpus,
         "tokens": tokens,
-        "device_hours": _measured_hours(model, tokens),
+        "device_hours": None if before is None else tokens / before.tokens_per_s / 3600,
     }
     if shape is None:
         return StorePlan(**known, n_layers=None, d_model=None, bytes=None, objects=None, flops=None)
-    n_layers = _n_layers(settings.layers, shape)
+    n_layers = len(chosen(settings.layers, range(shape.layers)))
     sites = settings.chosen_sites
     # One array a layer and site, and the embedding; where that is not stored, one of these stands for it.
     n_arrays = n_layers * sum(site in LAYER_SITES for site in sites) + ("embedding" in sites)
@@ -129,63 +124,45 @@ def plan_store(model: ModelStudy, job: StoreJob) -> StorePlan:
         d_model=shape.d_model,
         bytes=store_bytes(tokens, block, *sizes),
         objects=n_objects(tokens, block, *sizes[1:3]),
-        flops=tokens * forward_flops(shape, settings.sequence_length or WINDOW),
+        flops=tokens * forward_flops(shape, window_of(job)),
     )
 
 
-def _fit(model: ModelStudy, speed: Speed | None) -> FitPlan:
-    """Moments of the rows fitted and tested, needs of all rows, an eigendecomposition a fold and one more."""
+def plan_steps(model: ModelStudy, speed: Speed | None) -> Iterator[StepPlan]:
+    """The steps of a model behind its harvests, in the order in which they run."""
     shape = shape_of(model)
-    if shape is None:
-        return FitPlan(model.name, None, None)
-    n_layers = _n_layers(model.fit.layers, shape)
-    fitted, tested = FRACTIONS[0], FRACTIONS[2]
-    rows = [store.settings.tokens for store in model.stores]
-    summed = fitted * rows[0] + tested * sum(rows)
-    flops = n_layers * shape.d_model**2 * (FIT_PRODUCTS * summed + NEED_PRODUCTS * sum(rows))
+    names = ["fit", *(["losses"] if needs_losses(model) else []), "analyze", "measure"]
+    names += ["finetune"] if model.finetune is not None else []
+    for name in names:
+        if shape is None:
+            yield StepPlan(name, model.name, None)
+        elif name in ON_CORES:
+            yield _on_cores(name, model, shape, speed)
+        else:
+            passes = _PASSES[name](model, shape)
+            hours = _device_hours(model, shape, passes.flops)
+            yield StepPlan(name, model.name, passes.flops, device_hours=hours)
+
+
+_PASSES: Final = {"losses": losses_passes, "measure": measure_passes, "finetune": finetune_passes}
+
+
+def _on_cores(name: str, model: ModelStudy, shape: Shape, speed: Speed | None) -> StepPlan:
+    parts = {"fit": fit_work(model, shape)} if name == "fit" else analyze_work(model, shape)
+    work = sum(parts.values(), Work())
     if speed is None:
-        return FitPlan(model.name, flops, None)
-    eigen_s = n_layers * (model.fit.folds + 1) * speed.eigen_s * shape.d_model**3
-    return FitPlan(model.name, flops, (flops / speed.flops_per_s + eigen_s) / 3600)
+        return StepPlan(name, model.name, work.flops)
+    each = {one: part.hours(speed) for one, part in parts.items()} if name == "analyze" else None
+    return StepPlan(name, model.name, work.flops, work.hours(speed), analyses=each)
 
 
-def _n_layers(spelled: str | None, shape: Shape) -> int:
-    return shape.layers if spelled in (None, "all") else len(parse_layers(str(spelled)))
+def _device_hours(model: ModelStudy, shape: Shape, flops: float) -> float | None:
+    """At the operations a second of a harvest, whose losses and writing are in its time."""
+    before = harvested(model)
+    if before is None:
+        return None
+    return flops / (before.tokens_per_s * forward_flops(shape, before.window)) / 3600
 
 
 def _total(values: Sequence[Any]) -> Any:
     return None if None in values else sum(values)
-
-
-def _measured_hours(model: ModelStudy, tokens: int) -> float | None:
-    """By the newest harvest of this model that is recorded in one of its stores."""
-    runs = [path for store in model.stores for path in (store.path / "runs").glob("*.json")]
-    for path in sorted(runs, key=lambda path: path.name, reverse=True):
-        try:
-            speed = json.loads(path.read_bytes())["tokens_per_s"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(speed, int | float) and speed > 0:
-            return tokens / speed / 3600
-    return None
-
-
-def _probe() -> Speed:
-    """The speed of one core, as fits use it: products in float32, solves in float64."""
-    with threadpool_limits(1):
-        rows = np.ones((_PROBE_WIDTH, _PROBE_WIDTH), np.float32)
-        product_s = _seconds(lambda: rows @ rows)
-        square = np.ones((_EIGEN_WIDTH, _EIGEN_WIDTH)) + np.diag(np.arange(float(_EIGEN_WIDTH)))
-        eigen_s = _seconds(lambda: np.linalg.eigh(square))
-    return Speed(2 * _PROBE_WIDTH**3 / product_s, eigen_s / _EIGEN_WIDTH**3)
-
-
-def _seconds(work: Any) -> float:
-    """Of the fastest of several calls."""
-    work()
-    best, end = float("inf"), time.perf_counter() + _PROBE_S
-    while time.perf_counter() < end:
-        begin = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - begin)
-    return best
