@@ -21,16 +21,10 @@ from nearline.collect.anatomy import anatomy
 from nearline.store import Reader
 from nearline.workflows.cli import run
 from nearline.workflows.plan_analyses import analyze_work, fit_work
-from nearline.workflows.plan_passes import (
-    Passes,
-    block_flops,
-    finetune_passes,
-    head_flops,
-    losses_passes,
-    measure_passes,
-    spread,
-)
+from nearline.workflows.plan_measure import losses_passes, measure_passes
+from nearline.workflows.plan_passes import Passes, block_flops, head_flops, spread
 from nearline.workflows.plan_speed import Speed
+from nearline.workflows.plan_tuning import finetune_passes
 from nearline.workflows.study_plan import plan_study
 from nearline.workflows.study_settings import ModelStudy, read_study
 from nearline.workflows.study_tables import Shape

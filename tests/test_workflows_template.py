@@ -10,7 +10,8 @@ import pytest
 from nearline import workflows
 from nearline.analyze.compute_settings import MACHINE_FIELDS
 from nearline.workflows.cli import run
-from nearline.workflows.study_plan import forward_flops, plan_study
+from nearline.workflows.plan_passes import forward_flops
+from nearline.workflows.study_plan import plan_study
 from nearline.workflows.study_settings import Whole, read_study
 from nearline.workflows.study_tables import COMPUTED, NOT_HERE, STEP_SETTINGS, Shape
 from nearline.workflows.template import template

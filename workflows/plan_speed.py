@@ -2,7 +2,7 @@
 fast a device was, by an earlier harvest.
 
 In: nothing, or a model of a study. Out: a frozen `Speed`; operations a second of a harvest, None where there
-was none. Cost: about two seconds for a core, small files for a device.
+was none. Cost: about a second for a core, small files for a device.
 """
 
 import json

@@ -4,8 +4,8 @@ In: a study's settings, and the shapes that are written in them (or those of mod
 and objects of each store, exact where the corpus has as many tokens as are asked for and an upper bound where
 it is shorter; of each step of each model its operations, and hours where something was measured: of one core
 by a probe of this processor (plan_analyses.py), of a device by the newest harvest of the same model in the
-same folder (plan_passes.py). What nothing here can know is None. Cost: none without the probe, two seconds
-with it.
+same folder (plan_measure.py, plan_tuning.py). What nothing here can know is None. Cost: none without the
+probe, a second with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,12 @@ from ..collect.block_rows import block_rows
 from ..collect.site_names import LAYER_SITES
 from ..store.layout import n_objects, store_bytes
 from .plan_analyses import Work, analyze_work, fit_work
-from .plan_passes import finetune_passes, forward_flops, losses_passes, measure_passes
+from .plan_measure import losses_passes, measure_passes
+from .plan_passes import forward_flops
 from .plan_rows import chosen
 from .plan_speed import Speed, harvested, window_of
 from .plan_speed import probe as probed
+from .plan_tuning import finetune_passes
 from .shapes import shape_of
 from .study_settings import ModelStudy, StoreJob, Whole
 from .study_steps import needs_losses
