@@ -141,6 +141,18 @@ def test_a_layer_by_itself_runs_the_blocks_from_there_upwards(tmp_path: Path) ->
     assert (found.blocks, found.heads) == pytest.approx((blocks, rows * 13))
 
 
+def test_other_lengths_and_patched_positions_are_more_passes(tmp_path: Path) -> None:
+    """Test rows once more in shorter windows; ten batches of 4,096 rows where each sequence of 512 has up to
+    three of 200 patched rows."""
+    alone = '[measure]\ninterventions = ["linear"]\ncompound = ["none"]\nnoise_floor = false\n'
+    suffixes = sum(12 - layer for layer in range(12))
+    plain = measure_passes(study_of(tmp_path, alone), SHAPE)
+    lengths = measure_passes(study_of(tmp_path, f"{alone}sequence_length = [128, 512]\n"), SHAPE)
+    assert lengths.blocks - plain.blocks == pytest.approx(0.4 * 100_000 * (12 + suffixes))
+    patched = measure_passes(study_of(tmp_path, f"{alone}validate_estimate = true\n"), SHAPE)
+    assert patched.blocks - plain.blocks == pytest.approx(10 * 4096 * (12 + 3 * suffixes))
+
+
 def test_what_losses_have_measured_is_not_planned_twice(tmp_path: Path) -> None:
     only = 'interventions = ["linear"]\ncompound = ["none"]\nnoise_floor = false\n'
     model = study_of(tmp_path, f'[analyze]\nneed = ["error", "loss"]\n[measure]\n{only}')

@@ -2,7 +2,7 @@
 
 In: a model of a study and its shape. Out: `Passes` of the step: every course at each of its learning rates
 and seeds, by the same stages and points as when it runs (tuning_schedule.py). In training a backward pass
-counts as one or two more. A timing on the clock is not in it. Cost: none.
+counts as one or two more, and every window as a whole one. A timing on the clock is not in it. Cost: none.
 """
 
 from ..collect.measure_settings import chosen_set

@@ -14,8 +14,8 @@ STORES: Final = (
     "disk, objects: exact where a corpus has as many tokens, the most it can be where it has fewer"
 )
 CORES: Final = (
-    "operations: two for a multiplication and an addition; of fit and analyze their products alone",
-    "CPU hours: of one core of this machine by a probe, an estimate: measured ones were half to twice that",
+    "operations: two for a multiplication and an addition, no padding; of fit and analyze their products",
+    "CPU hours: of one core of this machine by a probe; an estimate, good to a factor of 2",
 )
 DEVICE: Final = (
     "device hours of losses, measure, finetune: their operations at the speed of the newest harvest of the",

@@ -16,7 +16,6 @@ from typing import Any, Final
 from ..collect.block_rows import block_rows
 from ..collect.site_names import LAYER_SITES
 from ..store.layout import n_objects, store_bytes
-from .plan_analyses import Work, analyze_work, fit_work
 from .plan_measure import losses_passes, measure_passes
 from .plan_passes import forward_flops
 from .plan_rows import chosen
@@ -150,6 +149,9 @@ _PASSES: Final = {"losses": losses_passes, "measure": measure_passes, "finetune"
 
 
 def _on_cores(name: str, model: ModelStudy, shape: Shape, speed: Speed | None) -> StepPlan:
+    # Loads scikit-learn, which jobs of a cluster that ask for the size of a store need not wait for.
+    from .plan_analyses import Work, analyze_work, fit_work
+
     parts = {"fit": fit_work(model, shape)} if name == "fit" else analyze_work(model, shape)
     work = sum(parts.values(), Work())
     if speed is None:
