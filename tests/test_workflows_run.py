@@ -17,7 +17,7 @@ from nearline.collect.corpora import load
 from nearline.store import IncompleteError, Reader, Study, UsageError
 from nearline.workflows.cli import run as command
 from nearline.workflows.steps import Job, planned, run_jobs
-from nearline.workflows.study import run
+from nearline.workflows.study import Part, run
 from nearline.workflows.study_plan import plan_study
 from nearline.workflows.study_settings import read_study
 
@@ -75,7 +75,7 @@ def states(folder: Path, text: str = SETTINGS, *, dry: bool = True, **chosen: An
     """What a run of other settings would do, or did, by the kind of step."""
     path = folder / "other.toml"
     path.write_text(text, encoding="utf-8")
-    return {step.name: step.state for step in run(path, dry=dry, **chosen).steps}
+    return {step.name: step.state for step in run(path, part=Part(dry=dry, **chosen)).steps}
 
 
 def test_a_rerun_from_anywhere_has_nothing_to_do_and_loads_no_torch(study: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_first_step_that_a_change_runs_says_why(
 ) -> None:
     path = study / "other.toml"
     path.write_text(SETTINGS.replace(old, new), encoding="utf-8")
-    to_do = [step for step in run(path, dry=True).steps if step.state == "to do"]
+    to_do = [step for step in run(path, part=Part(dry=True)).steps if step.state == "to do"]
     assert (to_do[0].name if to_do else None) == first
     assert why in (to_do[0].why if to_do else "")
     assert all("pythia" in step.name for step in to_do) or "pythia" not in new
@@ -175,7 +175,7 @@ def test_what_was_stopped_goes_on(study: Path, tmp_path: Path) -> None:
     last = max((store / "blocks").glob("*.json"))
     for path in (last, store / "SEALED", folder / "results" / "records" / "small-rows.json"):
         path.unlink()
-    step = run(folder / "study.toml", dry=True).steps[0]
+    step = run(folder / "study.toml", part=Part(dry=True)).steps[0]
     assert (step.state, step.why[:11]) == ("to do", "unfinished:")
     found = run(folder / "study.toml")
     assert [step.state for step in found.steps] == ["done"] + ["current"] * (len(KINDS) - 1)
@@ -186,7 +186,7 @@ def test_one_step_or_store_alone(study: Path, tmp_path: Path) -> None:
     assert states(study, only=["fit"]) == {"fit small": "current"}
     assert states(study, only=["collect"], corpora=["rows"]) == {"collect small-rows": "current"}
     with pytest.raises(IncompleteError, match="does not exist"):
-        run(study / "study.toml", tmp_path / "new", only=["analyze"])
+        run(study / "study.toml", tmp_path / "new", part=Part(only=["analyze"]))
     assert not (tmp_path / "new").exists()
 
 

@@ -46,11 +46,12 @@ def run(
     dry_run
         Say what would run and why, and do nothing.
     """
+    from .study import Part
     from .study import run as run_study
 
-    chosen = {"only": _parts(only), "models": _parts(model), "corpora": _parts(corpus)}
+    part = Part(only=_parts(only), models=_parts(model), corpora=_parts(corpus), dry=dry_run)
     with progress_for() as progress:
-        result = run_study(settings, out, progress, dry=dry_run, **chosen)
+        result = run_study(settings, out, progress, part)
     show.steps(result, as_json)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from ..collect.bundled_models import BUNDLED
 from ..collect.settings import parse
 from ..store import Progress, UsageError, silent
-from .study import Ran, run_whole
+from .study import Part, Ran, run_whole
 from .study_settings import Whole, read_study
 
 SETTINGS: Final = Path(__file__).with_name("quickstart.toml")
@@ -38,7 +38,7 @@ def quickstart(
     whole = quickstart_study(out, tokens)
     if not full:
         whole = replace(whole, models=tuple(replace(model, finetune=None) for model in whole.models))
-    return run_whole(whole, progress, models=models)
+    return run_whole(whole, progress, Part(models=models))
 
 
 def quickstart_study(out: Path | None = None, tokens: int | None = None) -> Whole:

@@ -9,13 +9,14 @@ that of the steps; with nothing to do about a second for each model, and torch i
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ..reports.report import PAGE
 from ..store import Progress, UsageError, silent
 from ..store.settings import nearest_known
 from .steps import Job, Step, planned, run_jobs
 from .study_checks import check_sources, check_study
-from .study_settings import Whole, read_study
+from .study_settings import StoreJob, Whole, read_study
 from .study_steps import KINDS, jobs_of
 
 
@@ -27,68 +28,72 @@ class Ran:
     reports: tuple[Path, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a study is asked for. `only`: steps, `models` and `corpora`: names of tables; all by default.
+    `dry`: say what would run, and run nothing."""
+
+    only: Sequence[str] = ()
+    models: Sequence[str] = ()
+    corpora: Sequence[str] = ()
+    dry: bool = False
+
+    def check(self, whole: Whole) -> None:
+        """Every name is one of the study's."""
+        _known("only", self.only, KINDS)
+        _known("model", self.models, [model.name for model in whole.models])
+        _known("corpus", self.corpora, whole.corpora)
+        if self.corpora and tuple(self.only) != ("collect",):
+            raise UsageError(
+                f"corpus={','.join(self.corpora)}: a study is of all its corpora; give it with only=collect, "
+                "or leave it out"
+            )
+
+    def has(self, kind: str, model: str) -> bool:
+        return (not self.only or kind in self.only) and (not self.models or model in self.models)
+
+    def has_store(self, store: StoreJob) -> bool:
+        return self.has("collect", store.model) and (not self.corpora or store.corpus in self.corpora)
+
+    def jobs(self, whole: Whole) -> tuple[Job, ...]:
+        stores = {
+            f"collect {store.name}"
+            for model in whole.models
+            for store in model.stores
+            if self.has_store(store)
+        }
+        return tuple(
+            job
+            for job in jobs_of(whole)
+            if self.has(job.kind, job.model) and (job.kind != "collect" or job.name in stores)
+        )
+
+
+EVERYTHING: Final = Part()
+
+
 def run(
     settings: str | Path,
     out: str | Path | None = None,
     progress: Progress = silent,
-    *,
-    only: Sequence[str] = (),
-    models: Sequence[str] = (),
-    corpora: Sequence[str] = (),
-    dry: bool = False,
+    part: Part = EVERYTHING,
 ) -> Ran:
-    """Do what a settings file describes and is not done yet. `only`: steps, `models` and `corpora`: names of
-    tables; all by default. `dry`: say what would run."""
-    return run_whole(
-        read_study(Path(settings), out), progress, only=only, models=models, corpora=corpora, dry=dry
-    )
+    """Do what a settings file describes and is not done yet, or a part of it."""
+    return run_whole(read_study(Path(settings), out), progress, part)
 
 
-def run_whole(
-    whole: Whole,
-    progress: Progress = silent,
-    *,
-    only: Sequence[str] = (),
-    models: Sequence[str] = (),
-    corpora: Sequence[str] = (),
-    dry: bool = False,
-) -> Ran:
+def run_whole(whole: Whole, progress: Progress = silent, part: Part = EVERYTHING) -> Ran:
     """As `run`, of settings that were read."""
     check_study(whole)
-    jobs = _chosen(whole, only, models, corpora)
+    part.check(whole)
+    jobs = part.jobs(whole)
     steps = planned(jobs)
     to_do = {step.name for step in steps if step.state == "to do"}
     check_sources(whole, to_do)
-    if to_do and not dry:
+    if to_do and not part.dry:
         steps = run_jobs(jobs, steps, progress)
-    pages = [model.path / PAGE for model in whole.models if not models or model.name in models]
+    pages = [model.path / PAGE for model in whole.models if not part.models or model.name in part.models]
     return Ran(steps, tuple(page for page in pages if page.exists()))
-
-
-def _chosen(
-    whole: Whole, only: Sequence[str], models: Sequence[str], corpora: Sequence[str]
-) -> tuple[Job, ...]:
-    _known("only", only, KINDS)
-    _known("model", models, [model.name for model in whole.models])
-    _known("corpus", corpora, whole.corpora)
-    if corpora and tuple(only) != ("collect",):
-        raise UsageError(
-            f"corpus={','.join(corpora)}: a study is of all its corpora; give it with only=collect, or leave "
-            "it out"
-        )
-    stores = {
-        f"collect {store.name}"
-        for model in whole.models
-        for store in model.stores
-        if not corpora or store.corpus in corpora
-    }
-    return tuple(
-        job
-        for job in jobs_of(whole)
-        if (not only or job.kind in only)
-        and (not models or job.model in models)
-        and (job.kind != "collect" or job.name in stores)
-    )
 
 
 def _known(flag: str, names: Sequence[str], known: Sequence[str]) -> None:
