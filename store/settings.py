@@ -28,28 +28,50 @@ def parse_settings(kind: type[Settings], data: Mapping[str, Any]) -> Settings:
     """Settings of `kind` from named values; an unknown key or a wrong value is one sentence."""
     import pydantic
 
-    known = list(kind.model_fields)
     for key in data:
-        if key not in known:
-            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-            raise UsageError(f"unknown setting {key!r}: {hint}")
+        if key not in kind.model_fields:
+            raise UsageError(unknown_setting(key, kind.model_fields))
     try:
         return kind.model_validate(dict(data))
     except pydantic.ValidationError as error:
         raise UsageError(first_problem(error, kind.model_fields)) from None
 
 
+def unknown_setting(key: str, known: Iterable[str]) -> str:
+    """A key that no field has, with the nearest one that is."""
+    near = nearest_name(key, known)
+    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}."
+    return f"unknown setting {key!r}: {hint}"
+
+
+def nearest_name(key: str, known: Iterable[str]) -> str | None:
+    """The field that a key may have been meant for."""
+    near = difflib.get_close_matches(key.replace("-", "_"), list(known), n=1, cutoff=0.5)
+    return near[0] if near else None
+
+
 def first_problem(error: "pydantic.ValidationError", fields: Mapping[str, Any]) -> str:
     """The first thing that pydantic found, as one sentence with the field's own description."""
-    first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else "settings"
-    cause = first.get("ctx", {}).get("error")
-    message = str(cause) if cause is not None else str(first["msg"])
-    given = "" if message.startswith(f"{name}=") else f"{name}={first['input']!r}: "
-    if first["type"] == "literal_error":
+    return next(iter(all_problems(error, fields).values()))
+
+
+def all_problems(error: "pydantic.ValidationError", fields: Mapping[str, Any]) -> dict[str, str]:
+    """What pydantic found, by field: its first problem as one sentence with its own description."""
+    found: dict[str, str] = {}
+    for one in error.errors():
+        name = str(one["loc"][0]) if one["loc"] else "settings"
+        if name not in found:
+            found[name] = _problem(name, one, fields)
+    return found
+
+
+def _problem(name: str, found: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    cause = found.get("ctx", {}).get("error")
+    message = str(cause) if cause is not None else str(found["msg"])
+    given = "" if message.startswith(f"{name}=") else f"{name}={found['input']!r}: "
+    if found["type"] == "literal_error":
         message += nearest_known(
-            str(first["input"]), re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected")))
+            str(found["input"]), re.findall(r"'([^']*)'", str(found.get("ctx", {}).get("expected")))
         )
     meaning = fields[name].description if name in fields else None
     message = f"{message[0].lower()}{message[1:]}".rstrip(".")

@@ -76,10 +76,7 @@ def _plan_of_study(
     if flags or config is not None:
         names = ", ".join([*flags, *(["config"] if config else [])])
         raise UsageError(f"{names} of a study stand in its settings file, {settings}: leave the flags out")
-    from .study_checks import check_study
+    from .study_checks import checked_study
     from .study_plan import plan_study
-    from .study_settings import read_study
 
-    whole = read_study(Path(settings))
-    check_study(whole)
-    show_runs.plan(plan_study(whole, probe=probe), as_json)
+    show_runs.plan(plan_study(checked_study(Path(settings)), probe=probe), as_json)

@@ -19,9 +19,9 @@ from blake3 import blake3
 from ..collect.block_rows import DEFAULT_MEMORY_LIMIT_BYTES
 from ..store.settings import parse_bytes
 from .shapes import shape_of
-from .study_checks import check_study
+from .study_checks import checked_study
 from .study_plan import plan_store
-from .study_settings import ModelStudy, StoreJob, Whole, read_study
+from .study_settings import ModelStudy, StoreJob, Whole
 from .study_steps import loss_settings, needs_losses
 
 ON_DEVICE: Final = ("collect", "losses", "measure", "finetune")
@@ -41,9 +41,7 @@ class Rules:
     @classmethod
     def read(cls, settings: str, out: str | None = None) -> "Rules":
         """The rules of a settings file; what is wrong with it is refused before any job."""
-        whole = read_study(Path(settings), None if out is None else Path(out).resolve())
-        check_study(whole)
-        return cls(whole)
+        return cls(checked_study(Path(settings), None if out is None else Path(out).resolve()))
 
     @property
     def models(self) -> list[str]:

@@ -14,6 +14,8 @@ from typing import Final
 from ..reports.report import PAGE
 from ..store import Progress, UsageError, silent
 from ..store.settings import nearest_known
+from .mistakes import Mistakes
+from .records import why_collect
 from .steps import Job, Step, planned, run_jobs
 from .study_checks import check_sources, check_study
 from .study_settings import StoreJob, Whole, read_study
@@ -79,21 +81,33 @@ def run(
     part: Part = EVERYTHING,
 ) -> Ran:
     """Do what a settings file describes and is not done yet, or a part of it."""
-    return run_whole(read_study(Path(settings), out), progress, part)
+    mistakes = Mistakes()
+    return run_whole(read_study(Path(settings), out, mistakes=mistakes), progress, part, mistakes)
 
 
-def run_whole(whole: Whole, progress: Progress = silent, part: Part = EVERYTHING) -> Ran:
-    """As `run`, of settings that were read."""
-    check_study(whole)
+def run_whole(
+    whole: Whole, progress: Progress = silent, part: Part = EVERYTHING, mistakes: Mistakes | None = None
+) -> Ran:
+    """As `run`, of settings that were read. `mistakes`: what was found wrong with them."""
+    mistakes = Mistakes() if mistakes is None else mistakes
+    check_study(whole, mistakes)
+    if mistakes:  # with what is missing for stores, which can be asked without the steps behind them
+        check_sources(whole, lambda store: part.has_store(store) and _is_to_do(whole, store), mistakes)
+        mistakes.tell(whole.path)
     part.check(whole)
     jobs = part.jobs(whole)
     steps = planned(jobs)
     to_do = {step.name for step in steps if step.state == "to do"}
-    check_sources(whole, to_do)
+    check_sources(whole, lambda store: f"collect {store.name}" in to_do, mistakes)
+    mistakes.tell(whole.path)
     if to_do and not part.dry:
         steps = run_jobs(jobs, steps, progress)
     pages = [model.path / PAGE for model in whole.models if not part.models or model.name in part.models]
     return Ran(steps, tuple(page for page in pages if page.exists()))
+
+
+def _is_to_do(whole: Whole, store: StoreJob) -> bool:
+    return why_collect(whole.records, store) is not None
 
 
 def _known(flag: str, names: Sequence[str], known: Sequence[str]) -> None:

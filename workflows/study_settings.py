@@ -2,8 +2,8 @@
 
 In: a TOML file. Out: a frozen `Whole`: per model its stores (one for each corpus), and the settings of each
 of its steps, with relative paths counted from the file and corpora named as the stores that they become. A
-narrower table wins: [collect], then `collect` of the model, then `collect` of the corpus. Whatever is wrong
-is one sentence that names the file and the table. Cost: none; no torch is loaded.
+narrower table wins: [collect], then `collect` of the model, then `collect` of the corpus. Of each mistake
+one sentence that names the file and the table. Cost: none; no torch is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from ..analyze.settings import FitSettings
 from ..collect.measure_settings import MeasureSettings
 from ..collect.settings import HarvestSettings
 from ..collect.tuning_settings import FinetuneSettings
-from ..store import UsageError
 from ..store.local import local_path
 from ..store.settings import nearest_known
-from .study_paths import corpus_here, model_here, path_here
+from .mistakes import Mistakes
+from .study_paths import NAMES_OF_STORES, corpus_here, model_here, path_here, stores_named
 from .study_tables import (
     COMPUTED,
     STEP_SETTINGS,
@@ -28,17 +28,12 @@ from .study_tables import (
     CorpusTable,
     ModelTable,
     Shape,
-    StudyFile,
-    parsed,
+    Tables,
+    in_compute,
     read_tables,
+    usable,
 )
 
-# Fields that name stores of the study; in the file they name corpora.
-_NAMES_OF_STORES: Final[Mapping[str, tuple[str, ...]]] = {
-    "fit": ("fit_on",),
-    "measure": ("stores",),
-    "finetune": ("train_on", "stores"),
-}
 _FILES: Final = ("include", "exclude", "offload_folder")
 
 
@@ -73,12 +68,14 @@ class ModelStudy:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A settings file: `out` holds `stores/`, `studies/` and `records/`."""
+    """A settings file: `out` holds `stores/`, `studies/` and `records/`. `complete`: but for models and
+    corpora that a mistake left out."""
 
     path: Path
     out: Path
     models: tuple[ModelStudy, ...]
     corpora: tuple[str, ...]
+    complete: bool = True
 
     @property
     def records(self) -> Path:
@@ -86,43 +83,57 @@ class Whole:
 
 
 def read_study(
-    path: Path, out: str | Path | None = None, collect: Mapping[str, Any] | None = None, name: str = ""
+    path: Path,
+    out: str | Path | None = None,
+    collect: Mapping[str, Any] | None = None,
+    name: str = "",
+    mistakes: Mistakes | None = None,
 ) -> Whole:
     """The study that a settings file describes. `out`: instead of the file's own; `collect`: settings of
-    harvests that win over the file's; `name`: what messages call the file."""
-    file, models, corpora = read_tables(path)
+    harvests that win over the file's; `name`: what messages call the file; `mistakes`: where they are
+    gathered, else they are told at once."""
+    found = Mistakes() if mistakes is None else mistakes
+    tables = read_tables(path, found)
     base = path.resolve().parent
-    folder = base / Path(file.out).expanduser() if out is None else local_path(out, "study")
-    source = _Source(Path(name or path), base, folder, file, tuple(corpora), collect or {})
-    found = tuple(_model(source, one) for one in models)
-    _check_stores(source.said, found)
-    return Whole(source.said, folder, found, tuple(one.name for one in corpora))
+    folder = base / Path(tables.file.out).expanduser() if out is None else local_path(out, "study")
+    source = _Source(Path(name or path), base, folder, tables, collect or {}, found)
+    found.parse(STEP_SETTINGS["report"], usable("report", tables.file.report)[0], f"{source.said}, [report]")
+    models = tuple(_model(source, one) for one in tables.models)
+    if not tables.doubts("name"):
+        _check_stores(source.said, models, found)
+    if mistakes is None:
+        found.tell(source.said)
+    complete = not tables.doubts("models", "model", "corpora", "corpus")
+    return Whole(source.said, folder, models, tuple(one.name for one in tables.corpora), complete)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A settings file: what messages call it, its folder, where results go, its tables, and settings of
-    harvests that win over these."""
+    """A settings file: what messages call it, its folder, where results go, its tables, settings of harvests
+    that win over these, and what is wrong with it."""
 
     said: Path
     base: Path
     folder: Path
-    file: StudyFile
-    corpora: tuple[CorpusTable, ...]
+    tables: Tables
     given: Mapping[str, Any]
+    mistakes: Mistakes
+
+    def doubtful(self, step: str) -> set[str]:
+        """What mistakes of wider tables say of a step: nothing, or that nothing is sure."""
+        return {f"[{step}]"} if self.tables.doubts(step) else set()
 
 
 def _model(source: _Source, table: ModelTable) -> ModelStudy:
-    said = source.said
-    stores = tuple(_store(source, table, corpus) for corpus in source.corpora)
-    place = f"{said}, [[models]] {table.name}, shape"
-    tuned = source.file.finetune is not None or table.finetune is not None
-    parsed(STEP_SETTINGS["report"], source.file.report, f"{said}, [report]")
+    stores = tuple(_store(source, table, corpus) for corpus in source.tables.corpora)
+    place = f"{source.said}, [[models]] {table.name}, shape"
+    tuned = source.tables.file.finetune is not None or table.finetune is not None
+    shape = None if table.shape is None else source.mistakes.parse(Shape, table.shape, place).settings
     return ModelStudy(
         name=table.name,
         path=source.folder / "studies" / table.name,
         stores=stores,
-        shape=None if table.shape is None else parsed(Shape, table.shape, place),
+        shape=shape,
         fit=_step("fit", source, table, stores),
         analyze=_step("analyze", source, table, stores),
         measure=_step("measure", source, table, stores),
@@ -131,52 +142,65 @@ def _model(source: _Source, table: ModelTable) -> ModelStudy:
 
 
 def _store(source: _Source, model: ModelTable, corpus: CorpusTable) -> StoreJob:
-    said, base = source.said, source.base
-    fixed = {
-        "model": model_here(model.model, base),
-        "corpus": corpus_here(corpus.corpus, base, f"{said}, [[corpora]] {corpus.name}"),
-    }
+    said, doubtful = source.said, source.doubtful("collect")
+    fixed = {"model": model_here(model.model, source.base)}
+    with source.mistakes.here(f"{said}, [[corpora]] {corpus.name}"):
+        fixed["corpus"] = corpus_here(corpus.corpus, source.base)
+    if "corpus" not in fixed:
+        doubtful.add("corpus")
     levels = (
-        (f"{said}, [collect]", source.file.collect),
+        (f"{said}, [collect]", source.tables.file.collect),
         (f"{said}, [[models]] {model.name}, collect", model.collect),
         (f"{said}, [[corpora]] {corpus.name}, collect", corpus.collect),
         ("collect", source.given),
     )
-    settings = _merged("collect", fixed, levels, base)
+    settings = _merged("collect", fixed, levels, source, doubtful)
     name = f"{model.name}-{corpus.name}"
     return StoreJob(name, source.folder / "stores" / name, model.name, corpus.name, settings)
 
 
 def _step(step: str, source: _Source, table: ModelTable, stores: Sequence[StoreJob]) -> Any:
     """Settings of a step over the stores of a model."""
-    said, own = source.said, getattr(source.file, step) or {}
+    said, own = source.said, getattr(source.tables.file, step) or {}
+    doubtful = source.doubtful(step)
     if step in COMPUTED:
-        try:
-            own = flatten_compute({**own, "compute": source.file.compute})
-        except UsageError as error:
-            raise UsageError(f"{said}, [{step}]: {error}") from None
+        compute = {key: value for key, value in source.tables.file.compute.items() if in_compute(key)}
+        with source.mistakes.here(f"{said}, [{step}]"):
+            own = flatten_compute({**own, "compute": compute})
     levels = (
         (f"{said}, [{step}]", own),
         (f"{said}, [[models]] {table.name}, {step}", getattr(table, step) or {}),
     )
-    named = [(place, _stores_named(step, values, stores, place)) for place, values in levels]
-    return _merged(step, {}, named, source.base)
+    named = []
+    for place, values in levels:
+        with_stores, unknown = _named(step, source, stores, place, values)
+        named.append((place, with_stores))
+        doubtful |= unknown
+    return _merged(step, {}, named, source, doubtful)
 
 
 def _merged(
-    step: str, fixed: Mapping[str, Any], levels: Sequence[tuple[str, Mapping[str, Any]]], base: Path
+    step: str,
+    fixed: Mapping[str, Any],
+    levels: Sequence[tuple[str, Mapping[str, Any]]],
+    source: _Source,
+    doubtful: set[str],
 ) -> Any:
     """The narrowest table wins; what is wrong is said of the first table that makes it wrong."""
     merged = dict(fixed)
     settings = None
     for place, values in levels:
-        for key, value in values.items():
+        right, meant = usable(step, values)
+        doubtful |= meant
+        for key, value in right.items():
             if value == UNSET:
                 merged.pop(key, None)
             else:
-                merged[key] = _located(key, value, base)
+                merged[key] = _located(key, value, source.base)
         if settings is None or values:
-            settings = parsed(STEP_SETTINGS[step], merged, place)
+            found = source.mistakes.parse(STEP_SETTINGS[step], merged, place, doubtful)
+            settings, merged = found.settings, found.right
+            doubtful |= found.doubtful
     return settings
 
 
@@ -189,38 +213,26 @@ def _located(key: str, value: Any, base: Path) -> Any:
     return model_here(value, base) if key in ("model", "adapter") else value
 
 
-def _stores_named(
-    step: str, values: Mapping[str, Any], stores: Sequence[StoreJob], place: str
-) -> dict[str, Any]:
-    """Corpora in settings as the stores that they are in the study of this model."""
+def _named(
+    step: str, source: _Source, stores: Sequence[StoreJob], place: str, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], set[str]]:
+    """Settings with stores in the place of corpora, and the fields that name corpora that there are not."""
     known = {one.corpus: one.name for one in stores} | {one.name: one.name for one in stores}
-
-    def store(name: str) -> str:
-        if name not in known and name != UNSET:
-            corpora = ", ".join(one.corpus for one in stores)
-            hint = nearest_known(name, known)
-            raise UsageError(f"{place}: {key} = {name!r} is no corpus; there are {corpora}{hint}")
-        return known.get(name, name)
-
-    found = dict(values)
-    for key in _NAMES_OF_STORES.get(step, ()):
-        value = found.get(key)
-        if isinstance(value, str):
-            parts = [part.strip() for part in value.split(",")] if key == "stores" else [value]
-            found[key] = ",".join(map(store, parts))
-        elif isinstance(value, list) and all(isinstance(one, str) for one in value):
-            found[key] = [store(one) for one in value]
-    return found
+    found, unknown = stores_named(NAMES_OF_STORES.get(step, ()), values, known | {UNSET: UNSET})
+    if not source.tables.doubts("corpora", "corpus", "name"):
+        for key, name in unknown:
+            corpora, hint = ", ".join(one.corpus for one in stores), nearest_known(name, known)
+            source.mistakes.add(f"{place}: {key} = {name!r} is no corpus; there are {corpora}{hint}")
+    return found, {key for key, _ in unknown}
 
 
-def _check_stores(said: Path, models: Sequence[ModelStudy]) -> None:
+def _check_stores(said: Path, models: Sequence[ModelStudy], mistakes: Mistakes) -> None:
     """No store has the name of another: `a-b` on `c` and `a` on `b-c` would."""
     seen: dict[str, StoreJob] = {}
     for store in (store for model in models for store in model.stores):
-        if store.name in seen:
-            other = seen[store.name]
-            raise UsageError(
+        other = seen.setdefault(store.name, store)
+        if (other.model, other.corpus) != (store.model, store.corpus):
+            mistakes.add(
                 f"{said}: {other.model} on {other.corpus} and {store.model} on {store.corpus} would both be "
                 f"stored as {store.name}; give one of them another `name`"
             )
-        seen[store.name] = store

@@ -1,12 +1,13 @@
 """The tables of a study's settings file, as TOML has them: names and places checked, values not yet.
 
-In: what `tomllib` read. Out: a frozen `StudyFile`, or one sentence that names the file, the table and the
-nearest known key. The fields of a step are those of its settings class and are defined there alone; here is
-only what no step has: where results go, and which models and corpora there are. Cost: none.
+In: what `tomllib` read. Out: frozen `Tables`; of each mistake one sentence that names the file, the table
+and the nearest known key. The fields of a step are those of its settings class and are defined there alone;
+here is only what no step has: where results go, and which models and corpora there are. Cost: none.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,9 +20,9 @@ from ..analyze.settings import FitSettings
 from ..collect.measure_settings import MeasureSettings
 from ..collect.settings import HarvestSettings
 from ..collect.tuning_settings import FinetuneSettings
-from ..store import UsageError
-from ..store.settings import nearest_known, parse_settings
+from ..store.settings import nearest_known, nearest_name
 from .flags import read_toml
+from .mistakes import Mistakes, Parsed
 
 UNSET: Final = "default"  # a value that takes a field back to its default, whatever a wider table says
 NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -118,34 +119,50 @@ class StudyFile(pydantic.BaseModel):
     compute: dict[str, Any] = Field(default={}, description="Where fits and analyses compute.")
 
 
-def read_tables(path: Path) -> tuple[StudyFile, list[ModelTable], list[CorpusTable]]:
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of a settings file. `doubtful`: what mistakes among them were meant for: `out`, `name`, a
+    step; an empty name casts doubt on all."""
+
+    file: StudyFile
+    models: tuple[ModelTable, ...]
+    corpora: tuple[CorpusTable, ...]
+    doubtful: frozenset[str]
+
+    def doubts(self, *names: str) -> bool:
+        return bool(self.doubtful & {"", *names})
+
+
+def read_tables(path: Path, mistakes: Mistakes) -> Tables:
     """The tables of a settings file, every key known and every name usable."""
-    file = parsed(StudyFile, read_toml(path, what=""), str(path))
-    models = [_entry(ModelTable, one, path, "models", at) for at, one in enumerate(file.models)]
-    corpora = [_entry(CorpusTable, one, path, "corpora", at) for at, one in enumerate(file.corpora)]
-    for kind, found in (("models", models), ("corpora", corpora)):
-        if not found:
-            raise UsageError(f"{path}: there is no [[{kind}]]; a study needs at least one")
-        _check_names(path, kind, [one.name for one in found])
+    found = mistakes.parse(StudyFile, read_toml(path, what=""), str(path))
+    file, doubtful = StudyFile(**found.right), set(_meant(found.doubtful, StudyFile))
+    models = _entries(ModelTable, file.models, path, mistakes, doubtful)
+    corpora = _entries(CorpusTable, file.corpora, path, mistakes, doubtful)
     for step in STEP_SETTINGS:
-        _check_keys(step, getattr(file, step) or {}, f"{path}, [{step}]")
+        _check_keys(step, getattr(file, step) or {}, f"{path}, [{step}]", mistakes)
     for one in models:
-        for step in set(STEP_SETTINGS) - {"report"}:
-            _check_keys(step, getattr(one, step) or {}, f"{path}, [[models]] {one.name}, {step}")
+        for step in (step for step in STEP_SETTINGS if step != "report"):
+            place = f"{path}, [[models]] {one.name}, {step}"
+            _check_keys(step, getattr(one, step) or {}, place, mistakes)
     for one in corpora:
-        _check_keys("collect", one.collect, f"{path}, [[corpora]] {one.name}, collect")
+        _check_keys("collect", one.collect, f"{path}, [[corpora]] {one.name}, collect", mistakes)
     for key in file.compute:
-        if key not in IN_TABLE and key not in MACHINE_FIELDS:
-            raise UsageError(f"{path}, [compute]: unknown setting {key!r}{_near(key, IN_TABLE)}")
-    return file, models, corpora
+        if not in_compute(key):
+            mistakes.add(f"{path}, [compute]: unknown setting {key!r}{_near(key, IN_TABLE)}")
+    return Tables(file, models, corpora, frozenset(doubtful))
 
 
-def parsed(kind: type[pydantic.BaseModel], table: Mapping[str, Any], place: str) -> Any:
-    """Settings of `kind`; what is wrong with them is said with its place."""
-    try:
-        return parse_settings(kind, table)
-    except UsageError as error:
-        raise UsageError(f"{place}: {error}") from None
+def in_compute(key: str) -> bool:
+    return key in IN_TABLE or key in MACHINE_FIELDS
+
+
+def usable(step: str, table: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """The part of a step's table that has a place there, and the fields that the rest was meant for."""
+    known = STEP_SETTINGS[step].model_fields
+    right = {key: value for key, value in table.items() if key in known and key not in NOT_HERE.get(step, {})}
+    odd = [key for key in table if key not in known and not (key == "compute" and step in COMPUTED)]
+    return right, {nearest_name(key, known) or key for key in odd}
 
 
 def default_name(spec: str) -> str:
@@ -159,41 +176,65 @@ def default_name(spec: str) -> str:
     return re.sub(r"\.(jsonl|parquet|txt|md|npy|gguf)$", "", rest)
 
 
-def _entry(kind: Any, table: Mapping[str, Any], path: Path, key: str, at: int) -> Any:
-    word = {"models": "model", "corpora": "corpus"}[key]
+def _entries(
+    kind: Any, tables: Sequence[Mapping[str, Any]], path: Path, mistakes: Mistakes, doubtful: set[str]
+) -> tuple[Any, ...]:
+    """[[models]] or [[corpora]], but for those that name none."""
+    key, word = ("models", "model") if kind is ModelTable else ("corpora", "corpus")
+    if not tables and not {"", key} & doubtful:
+        mistakes.add(f"{path}: there is no [[{key}]]; a study needs at least one")
+    found = [_entry(kind, one, f"{path}, [[{key}]]", word, at, mistakes) for at, one in enumerate(tables)]
+    for entry in found:
+        doubtful |= {word} if entry is None else set(_meant(entry.doubtful, kind))
+    entries = tuple(kind(**entry.right) for entry in found if entry is not None)
+    if not {"", "name"} & doubtful:
+        _check_names(f"{path}, [[{key}]]", [one.name for one in entries], mistakes)
+    return entries
+
+
+def _entry(
+    kind: Any, table: Mapping[str, Any], place: str, word: str, at: int, mistakes: Mistakes
+) -> Parsed | None:
     spec = table.get(word)
     called = table.get("name") or (default_name(spec) if isinstance(spec, str) else "")
-    place = f"{path}, [[{key}]] {called or at + 1}"
-    if not isinstance(spec, str):
-        known = kind.model_fields
-        for name in table:
-            if name not in known:
-                raise UsageError(f"{place}: unknown setting {name!r}{_near(name, known)}")
-        raise UsageError(f"{place}: it names no {word}")
-    return parsed(kind, {**table, "name": called}, place)
+    place = f"{place} {called or at + 1}"
+    if isinstance(spec, str):
+        return mistakes.parse(kind, {**table, "name": called}, place)
+    known = kind.model_fields
+    unknown = [name for name in table if name not in known]
+    for name in unknown:
+        mistakes.add(f"{place}: unknown setting {name!r}{_near(name, known)}")
+    if not unknown:
+        mistakes.add(f"{place}: it names no {word}")
+    return None
 
 
-def _check_names(path: Path, kind: str, names: Sequence[str]) -> None:
+def _meant(doubtful: Collection[str], kind: type[pydantic.BaseModel]) -> Iterator[str]:
+    """Doubtful fields; a key that is near to none casts doubt on all, as an empty name."""
+    return (name if name in kind.model_fields else "" for name in doubtful)
+
+
+def _check_names(place: str, names: Sequence[str], mistakes: Mistakes) -> None:
     for name in names:
         if not NAME.fullmatch(name):
-            raise UsageError(
-                f"{path}, [[{kind}]]: {name!r} cannot name a folder; give it a `name` of letters, digits, "
+            mistakes.add(
+                f"{place}: {name!r} cannot name a folder; give it a `name` of letters, digits, "
                 "dots, dashes and underscores"
             )
         if names.count(name) > 1:
-            raise UsageError(f"{path}, [[{kind}]]: two are called {name}; give one of them another `name`")
+            mistakes.add(f"{place}: two are called {name}; give one of them another `name`")
 
 
-def _check_keys(step: str, table: Mapping[str, Any], place: str) -> None:
+def _check_keys(step: str, table: Mapping[str, Any], place: str, mistakes: Mistakes) -> None:
     """Every key is a field of the step, here and not elsewhere."""
     known = STEP_SETTINGS[step].model_fields
     for key in table:
         if key in NOT_HERE.get(step, {}):
-            raise UsageError(f"{place}: {key} has no place here: {NOT_HERE[step][key]}")
-        if key == "compute" and step in COMPUTED:
-            raise UsageError(f"{place}: [compute] stands by itself, for fits and analyses alike")
-        if key not in known:
-            raise UsageError(f"{place}: unknown setting {key!r}{_near(key, known)}")
+            mistakes.add(f"{place}: {key} has no place here: {NOT_HERE[step][key]}")
+        elif key == "compute" and step in COMPUTED:
+            mistakes.add(f"{place}: [compute] stands by itself, for fits and analyses alike")
+        elif key not in known:
+            mistakes.add(f"{place}: unknown setting {key!r}{_near(key, known)}")
 
 
 def _near(key: str, known: Any) -> str:
