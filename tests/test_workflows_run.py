@@ -3,6 +3,7 @@ all before the first step."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from nearline.collect.bundled_models import bundled_path
 from nearline.collect.corpora import load
 from nearline.store import IncompleteError, Reader, Study, UsageError
 from nearline.workflows.cli import run as command
+from nearline.workflows.reasons import Why
 from nearline.workflows.steps import Job, planned, run_jobs
 from nearline.workflows.study import Part, run
 from nearline.workflows.study_plan import plan_study
@@ -67,6 +69,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "collect small-rows",
         *(f"{kind} small" for kind in KINDS[1:]),
     ]
+    # What is done says why it had to be, not what is true no more.
+    assert [step.why for step in found.steps] == ["there was no store"] + ["not done before"] * 4
     assert found.reports == (folder / "results" / "studies" / "small" / "report.html",)
     return folder
 
@@ -179,6 +183,7 @@ def test_what_was_stopped_goes_on(study: Path, tmp_path: Path) -> None:
     assert (step.state, step.why[:11]) == ("to do", "unfinished:")
     found = run(folder / "study.toml")
     assert [step.state for step in found.steps] == ["done"] + ["current"] * (len(KINDS) - 1)
+    assert re.fullmatch(r"\d+ blocks? (was|were) there", found.steps[0].why)
     assert Reader.open(store).digest == digest
 
 
@@ -205,10 +210,10 @@ def test_jobs_are_asked_before_any_runs() -> None:
     """A refusal costs nothing; a job behind one that has to run is asked when its turn comes."""
     ran: list[str] = []
 
-    def refuse() -> str | None:
+    def refuse() -> Why | None:
         raise UsageError("no")
 
-    first = Job("fit", "first", "a", lambda: "new", lambda _: ran.append("first"))
+    first = Job("fit", "first", "a", lambda: Why("is new", "was new"), lambda _: ran.append("first"))
     second = Job("measure", "second", "a", lambda: None if ran else refuse(), lambda _: ran.append("second"))
     other = Job("fit", "other", "b", refuse, lambda _: ran.append("other"))
     with pytest.raises(UsageError, match="no"):
@@ -216,7 +221,9 @@ def test_jobs_are_asked_before_any_runs() -> None:
     assert not ran
     plan = planned((first, second))
     assert [step.state for step in plan] == ["to do", "to do"]
-    assert [step.state for step in run_jobs((first, second), plan)] == ["done", "current"]
+    assert (plan[0].why, plan[1].why) == ("is new", "follows first")
+    done = run_jobs((first, second), plan)
+    assert [(step.state, step.why) for step in done] == [("done", "was new"), ("current", second.current)]
     assert ran == ["first"]
 
 

@@ -1,17 +1,29 @@
 """Why a step runs, in a few words: what it was made from against what it would be made from now.
 
 In: the record of a step, and the inputs and settings of now. Out: words, such as `alpha=0.1, was cv` or
-`surrogates.zarr is another one`. Cost: none.
+`surrogates.zarr is another one`, and the same as it is said of a step that has run since: `surrogates.zarr
+was another one`. Cost: none.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ..store import Study
 from ..store.names import printable
 
-NOT_YET: Final = "not done yet"
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a step has to run, and why it had to, once it has."""
+
+    now: str
+    then: str
+
+
+NOT_YET: Final = Why("not done yet", "not done before")
+_GONE: Final = Why("what it wrote is gone or was changed", "what it wrote was gone or had been changed")
 _MOST: Final = 3  # of each kind; who wants all of them compares the files
 _LONG: Final = 6  # values of two lists together that are written out
 _LAYER: Final = re.compile(r",? layer \d+")
@@ -20,14 +32,17 @@ _WORDS: Final = {"results_version": "this version of nearline computes it otherw
 
 
 def why_again(
-    study: Study, step: str, inputs: Mapping[str, str], settings: Mapping[str, Any], otherwise: str = ""
-) -> str:
-    """Why a step of a study that is not current is not."""
+    study: Study, step: str, inputs: Mapping[str, str], settings: Mapping[str, Any], otherwise: Why = _GONE
+) -> Why:
+    """Why a step of a study that is not current is not; `otherwise`: where its record says nothing."""
     record = study.provenance().get(step)
     if record is None:
         return NOT_YET
-    found = [*_settings(record["settings"], settings), *_inputs(record["inputs"], inputs)]
-    return _few(found) or otherwise or "what it wrote is gone or was changed"
+    differ = [Why(one, one) for one in _settings(record["settings"], settings)]
+    found = [*differ, *_inputs(record["inputs"], inputs)]
+    if not found:
+        return otherwise
+    return Why(_few([one.now for one in found]), _few([one.then for one in found]))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -55,17 +70,17 @@ def _first(values: list[Any]) -> str:
     return ", ".join(map(_text, values[:_MOST])) + (f" and {more} more" if more > 0 else "")
 
 
-def _inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[Why]:
     """Inputs that differ; what there is of each layer and store is said once."""
-    found: list[str] = []
+    found: list[Why] = []
     for key in dict.fromkeys((*now, *before)):
         if before.get(key) != now.get(key):
-            word = "is another one"
+            word = "another one"
             if key not in now:
-                word = "is not needed any more"
+                word = "not needed any more"
             elif key not in before:
-                word = "is new"
-            found.append(f"{_short(key)} {word}")
+                word = "new"
+            found.append(Why(f"{_short(key)} is {word}", f"{_short(key)} was {word}"))
     return list(dict.fromkeys(found))
 
 

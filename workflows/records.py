@@ -18,7 +18,7 @@ from ..store.folder import committed_blocks
 from ..store.names import typed
 from ..store.parsing import parse_json
 from .fingerprints import ALL, MODEL_FILES, fingerprint, is_same
-from .reasons import differences
+from .reasons import Why, differences
 from .study_paths import corpus_files, model_folder
 from .study_settings import StoreJob
 
@@ -40,17 +40,18 @@ def record_path(records: Path, store: StoreJob) -> Path:
     return records / f"{store.name}.json"
 
 
-def why_collect(records: Path, store: StoreJob) -> str | None:
+def why_collect(records: Path, store: StoreJob) -> Why | None:
     """Why a store has to be collected or continued; None where it is sealed and current."""
     if not store.path.exists():
-        return "there is no store yet"
+        return Why("there is no store yet", "there was no store")
     path = record_path(records, store)
     known = parse_json(path.read_bytes(), str(path)) if path.exists() else None
     if not isinstance(known, dict) or not isinstance(known.get("settings"), dict):
         if (store.path / "SEALED").exists():
-            return "sealed, but nothing says how it was made"
+            return Why("sealed, but nothing says how it was made", "nothing said how it was made")
         done = len(committed_blocks(store.path))
-        return f"unfinished: {done} block{'' if done == 1 else 's'} committed"
+        blocks = f"{done} block{'' if done == 1 else 's'}"
+        return Why(f"unfinished: {blocks} committed", f"{blocks} {'was' if done == 1 else 'were'} there")
     _refuse_other_settings(store, known["settings"])
     _refuse_other_files(store, known.get("inputs") or {})
     if known.get("seal") != seal_of(store.path):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..store import Progress, silent
+from .reasons import Why
 
 State = Literal["done", "current", "to do"]
 _LOG = logging.getLogger("nearline")
@@ -19,7 +20,8 @@ _LOG = logging.getLogger("nearline")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that was asked for: why it had to run or not, and whether it did."""
+    """One step that was asked for: why it has to run or not (of one that is done: why it had to), and whether
+    it did."""
 
     name: str
     why: str
@@ -34,7 +36,7 @@ class Job:
     kind: str
     name: str
     model: str
-    why: Callable[[], str | None]
+    why: Callable[[], Why | None]
     run: Callable[[Progress], Any]
     current: str = "these settings and inputs"
 
@@ -53,7 +55,7 @@ def planned(jobs: Sequence[Job]) -> tuple[Step, ...]:
             steps.append(Step(job.name, job.current, "current"))
         else:
             before.setdefault(job.model, job.name)
-            steps.append(Step(job.name, why, "to do"))
+            steps.append(Step(job.name, why.now, "to do"))
     return tuple(steps)
 
 
@@ -69,6 +71,6 @@ def _done(job: Job, progress: Progress) -> Step:
     why = job.why()
     if why is None:
         return Step(job.name, job.current, "current")
-    _LOG.info("%s: %s", job.name, why)
+    _LOG.info("%s: %s", job.name, why.now)
     job.run(progress)
-    return Step(job.name, why, "done")
+    return Step(job.name, why.then, "done")

@@ -23,7 +23,7 @@ from ..reports.report import STEP as REPORT
 from ..reports.report import report, report_is_current
 from ..store import Progress, Study
 from ..store.study import PROVENANCE
-from .reasons import NOT_YET, differences, why_again
+from .reasons import NOT_YET, Why, differences, why_again
 from .records import why_collect, write_record
 from .shapes import require_shape
 from .steps import Job
@@ -84,7 +84,7 @@ def loss_settings(model: ModelStudy) -> MeasureSettings:
     return model.measure.model_copy(update=_BESIDE_LOSSES)
 
 
-def _job(kind: str, model: ModelStudy, why: Callable[[], str | None], run: Callable[[Progress], Any]) -> Job:
+def _job(kind: str, model: ModelStudy, why: Callable[[], Why | None], run: Callable[[Progress], Any]) -> Job:
     return Job(kind, f"{kind} {model.name}", model.name, why, run)
 
 
@@ -115,52 +115,62 @@ def _fitting(model: ModelStudy) -> tuple[Any, Any, Any]:
     return model.path, model.store_paths, model.fit
 
 
-def _why_fit(model: ModelStudy) -> Callable[[], str | None]:
-    def why() -> str | None:
+def _why_fit(model: ModelStudy) -> Callable[[], Why | None]:
+    def why() -> Why | None:
         request = resolve(model.store_paths, model.fit)
         if not (model.path / PROVENANCE).exists():
             return NOT_YET
         study = Study.open(model.path)
         if request.is_current(study):
             return None
-        return why_again(study, FIT, request.inputs, request.resolved, "moments are to be kept")
+        kept = Why("moments are to be kept", "moments were to be kept")
+        return why_again(study, FIT, request.inputs, request.resolved, kept)
 
     return why
 
 
-def _why_losses(model: ModelStudy, settings: MeasureSettings) -> Callable[[], str | None]:
-    def why() -> str | None:
+def _why_losses(model: ModelStudy, settings: MeasureSettings) -> Callable[[], Why | None]:
+    def why() -> Why | None:
         study = Study.open(model.path)
         record = study.provenance().get(MEASURE)
         if record is None:
             return NOT_YET
         if MEASURE in stale_steps(study):
-            return "the surrogates are other ones"
+            return Why("the surrogates are other ones", "the surrogates were other ones")
         now = request_of(study, settings)
         if missing := [name for name in now.stores if name not in record["settings"]["stores"]]:
-            return f"{missing[0]} is not measured yet"
+            return _unmeasured(missing[0])
         if missing := [layer for layer in now.layers if layer not in record["settings"]["layers"]]:
-            return f"layer {missing[0]} is not measured yet"
+            return _unmeasured(f"layer {missing[0]}")
         before, asked = (
             {key: one.get(key) for key in _OF_LOSSES} for one in (record["settings"], now.resolved)
         )
-        return differences(before, asked) or None
+        differ = differences(before, asked)
+        return Why(differ, differ) if differ else None
 
     return why
 
 
-def _why_analyze(model: ModelStudy) -> Callable[[], str | None]:
-    def why() -> str | None:
+def _unmeasured(what: str) -> Why:
+    return Why(f"{what} is not measured yet", f"{what} was not measured")
+
+
+def _why_analyze(model: ModelStudy) -> Callable[[], Why | None]:
+    def why() -> Why | None:
         outdated = outdated_analyses(model.path, model.analyze)
         if not outdated:
             return None
         study = Study.open(model.path)
-        words: dict[str, list[str]] = {}
+        found: dict[Why, list[str]] = {}
         for name, made_from in outdated.items():
-            words.setdefault(why_again(study, name, *made_from), []).append(name)
-        if len(words) == 1:
-            return next(iter(words))
-        return "; ".join(f"{' and '.join(names)}: {said}" for said, names in words.items())
+            found.setdefault(why_again(study, name, *made_from), []).append(name)
+        if len(found) == 1:
+            return next(iter(found))
+        named = [(" and ".join(names), one) for one, names in found.items()]
+        return Why(
+            "; ".join(f"{names}: {one.now}" for names, one in named),
+            "; ".join(f"{names}: {one.then}" for names, one in named),
+        )
 
     return why
 
@@ -169,13 +179,14 @@ def _analyzing(model: ModelStudy) -> Callable[[Progress], Any]:
     return lambda progress: analyze(model.path, model.analyze, progress)
 
 
-def _why_measure(model: ModelStudy) -> Callable[[], str | None]:
-    def why() -> str | None:
+def _why_measure(model: ModelStudy) -> Callable[[], Why | None]:
+    def why() -> Why | None:
         study = Study.open(model.path)
         request = request_of(study, model.measure)
         if MEASURE in study.provenance() and request.is_current():
             return None
-        return why_again(study, MEASURE, request.inputs, request.resolved, "not timed yet")
+        untimed = Why("not timed yet", "not timed before")
+        return why_again(study, MEASURE, request.inputs, request.resolved, untimed)
 
     return why
 
@@ -189,8 +200,8 @@ def _measuring(model: ModelStudy, settings: MeasureSettings) -> Callable[[Progre
     return run
 
 
-def _why_finetune(model: ModelStudy) -> Callable[[], str | None]:
-    def why() -> str | None:
+def _why_finetune(model: ModelStudy) -> Callable[[], Why | None]:
+    def why() -> Why | None:
         from ..collect.tuning_request import STEP, finetune_is_current, tuning_request
 
         settings = model.finetune
@@ -214,12 +225,12 @@ def _finetuning(model: ModelStudy) -> Callable[[Progress], Any]:
     return run
 
 
-def _why_report(model: ModelStudy) -> Callable[[], str | None]:
-    def why() -> str | None:
+def _why_report(model: ModelStudy) -> Callable[[], Why | None]:
+    def why() -> Why | None:
         if report_is_current(model.path):
             return None
         known = REPORT in Study.open(model.path).provenance()
-        return "its tables are other ones" if known else NOT_YET
+        return Why("its tables are other ones", "its tables were other ones") if known else NOT_YET
 
     return why
 
