@@ -14,23 +14,19 @@ import pydantic
 from pydantic import Field
 
 from ..store.settings import layers_as_text, parse_bytes, parse_layers, parse_settings
+from .live_settings import PLACE_FIELDS, Count, LiveModelSettings
 
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 # Fields that change how fast results come and where, never the results (beyond the rounding of a device).
-MACHINE_FIELDS: Final = frozenset(
-    {"model", "gguf_file", "adapter", "trust_remote_code", "allow_pickle", "memory_limit"}
-)
+MACHINE_FIELDS: Final = PLACE_FIELDS | {"memory_limit"}
 _LISTS = ("stores", "interventions", "shares", "sequence_length", "compound", "compound_with", "splits")
 _CHOSEN = re.compile(r"(cheapest|paper)@([1-9]\d*)")
 _SET = re.compile(r"\d+(-\d+)?(\+\d+(-\d+)?)*")
 
 
-class MeasureSettings(pydantic.BaseModel):
+class MeasureSettings(LiveModelSettings):
     """Settings of `nearline measure`."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     stores: tuple[str, ...] = Field(
         default=(), description="Stores of the study to measure on; default: all of them."
@@ -92,28 +88,8 @@ class MeasureSettings(pydantic.BaseModel):
     timing: bool = Field(
         default=False, description="Time the original, linearised and gated model: prefill and decode."
     )
-    model: str | None = Field(
-        default=None,
-        description="Where the model is: a bundled model, a local folder or a Hub id; default: where the "
-        "harvest had it.",
-    )
-    revision: str | None = Field(
-        default=None, description="Commit, branch or tag of a Hub model; default: the store's own."
-    )
-    gguf_file: str | None = Field(default=None, description="Name of a GGUF file inside the model's folder.")
-    adapter: str | None = Field(
-        default=None, description="The PEFT adapter that was on the model: a local folder or a Hub id."
-    )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Compute dtype; auto is that of the harvest."
-    )
-    attention: str | None = Field(
-        default=None, description="Attention implementation; default: that of the harvest."
-    )
-    trust_remote_code: bool = Field(default=False, description="Run code that ships with the model.")
-    allow_pickle: bool = Field(
-        default=False, description="Load weights that are not safetensors (this can run code)."
     )
     batch_tokens: Count | None = Field(
         default=None,
@@ -122,9 +98,6 @@ class MeasureSettings(pydantic.BaseModel):
     )
     memory_limit: str = Field(
         default="4 GiB", description="Bound of what is kept of the base pass, beside the model."
-    )
-    threads: Count | None = Field(
-        default=None, description="Torch's intra-op threads; default: that of the harvest."
     )
     seed: int = Field(
         default=0, ge=0, description="Of random routing, of patched positions and simultaneous intervals."

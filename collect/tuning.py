@@ -27,6 +27,7 @@ from ..store.disk import claimed
 from ..store.staging import StagedStudy
 from . import study_model
 from .anatomy import Anatomy, anatomy
+from .live_settings import LiveModelSettings
 from .measure_settings import MeasureSettings
 from .measured_budget import flops_of
 from .models import LoadedModel
@@ -187,9 +188,8 @@ def _record_timing(request: TuningRequest, table: pa.Table) -> None:
 
 
 def _how_to_load(request: TuningRequest) -> MeasureSettings:
-    names = "model revision gguf_file adapter device attention trust_remote_code allow_pickle threads"
     return MeasureSettings(
-        dtype="float32", **{name: getattr(request.settings, name) for name in names.split()}
+        dtype="float32", **{name: getattr(request.settings, name) for name in LiveModelSettings.model_fields}
     )
 
 

@@ -12,23 +12,19 @@ import pydantic
 from pydantic import Field
 
 from ..store.settings import parse_layers, parse_settings
+from .live_settings import PLACE_FIELDS, Count, LiveModelSettings
 from .measure_settings import chosen_set
 from .tuning_arms import ARMS, with_controls
 
-Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 
 # Fields that change how fast results come and where, never the results (beyond the rounding of a device).
-MACHINE_FIELDS: Final = frozenset(
-    {"model", "gguf_file", "adapter", "trust_remote_code", "allow_pickle", "gradient_checkpointing", "timing"}
-)
+MACHINE_FIELDS: Final = PLACE_FIELDS | {"gradient_checkpointing", "timing"}
 _LISTS = ("arms", "seeds", "learning_rates", "gate_learning_rates", "stores", "keep")
 
 
-class FinetuneSettings(pydantic.BaseModel):
+class FinetuneSettings(LiveModelSettings):
     """Settings of `nearline finetune`."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     arms: tuple[str, ...] = Field(
         default=tuple(ARMS),
@@ -102,35 +98,12 @@ class FinetuneSettings(pydantic.BaseModel):
     stores: tuple[str, ...] = Field(
         default=(), description="Stores whose test rows are scored; default: all of the study."
     )
-    model: str | None = Field(
-        default=None,
-        description="Where the model is: a bundled model, a local folder or a Hub id; default: where the "
-        "harvest had it.",
-    )
-    revision: str | None = Field(
-        default=None, description="Commit, branch or tag of a Hub model; default: the store's own."
-    )
-    gguf_file: str | None = Field(default=None, description="Name of a GGUF file inside the model's folder.")
-    adapter: str | None = Field(
-        default=None, description="The PEFT adapter that was on the model: a local folder or a Hub id."
-    )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
         description="Of the products; weights and optimiser stay in float32 (bfloat16: mixed precision).",
     )
-    attention: str | None = Field(
-        default=None, description="Attention implementation; default: that of the harvest."
-    )
     gradient_checkpointing: bool = Field(
         default=False, description="Compute activations twice instead of keeping them."
-    )
-    trust_remote_code: bool = Field(default=False, description="Run code that ships with the model.")
-    allow_pickle: bool = Field(
-        default=False, description="Load weights that are not safetensors (this can run code)."
-    )
-    threads: Count | None = Field(
-        default=None, description="Torch's intra-op threads; default: that of the harvest."
     )
 
     @pydantic.field_validator(*_LISTS, mode="before")

@@ -5,6 +5,7 @@ choices and help; and the table that results from a TOML file with the given fla
 nothing.
 """
 
+import inspect
 import tomllib
 import types
 import typing
@@ -34,10 +35,18 @@ def _default_text(value: Any) -> str:
     return str(value)
 
 
+def own_first(settings: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """The fields in the order in which they are shown: what a step is about, then what it shares with
+    others (which pydantic has the other way round)."""
+    owners = [kind for kind in settings.__mro__ if issubclass(kind, pydantic.BaseModel)]
+    names = dict.fromkeys(name for kind in owners for name in inspect.get_annotations(kind))
+    return {name: settings.model_fields[name] for name in names if name in settings.model_fields}
+
+
 def flags_of(settings: type[pydantic.BaseModel], leave_out: tuple[str, ...] = ()) -> type[pydantic.BaseModel]:
     """A model with one optional flag per setting; None means that the flag was not given."""
     fields: dict[str, Any] = {}
-    for name, field in settings.model_fields.items():
+    for name, field in own_first(settings).items():
         if name in leave_out:
             continue
         text = field.description or ""

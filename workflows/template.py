@@ -14,6 +14,7 @@ import pydantic
 
 from ..analyze.compute_settings import IN_TABLE, MACHINE_FIELDS, ComputeSettings
 from ..store.toml import toml_bytes
+from .flags import own_first
 from .study_tables import COMPUTED, NOT_HERE, STEP_SETTINGS, UNSET, CorpusTable, ModelTable, StudyFile
 
 WIDTH: Final = 100
@@ -44,7 +45,7 @@ def template() -> str:
     for step, kind in STEP_SETTINGS.items():
         header = f"[{step}]"
         lines += ["", *_prose(_TABLES[step]), f"#{header}" if step == "finetune" else header]
-        for name, field in kind.model_fields.items():
+        for name, field in own_first(kind).items():
             if name not in {*NOT_HERE.get(step, ()), *(MACHINE_FIELDS if step in COMPUTED else ())}:
                 lines += _field(name, field)
     lines += ["", *_prose(_TABLES["compute"]), "[compute]"]
