@@ -18,7 +18,7 @@ from typing import Any
 from ..store import Progress, Study, silent
 from ..store.names import printable
 from ..store.staging import StagedStudy
-from ..store.study import PROVENANCE
+from ..store.study_files import PROVENANCE
 from .compute import session
 from .currency import drop_stale
 from .engine import Saved, one_family, run

@@ -21,7 +21,7 @@ from ..store.errors import FormatError, IncompleteError, UsageError
 from ..store.names import typed
 from ..store.parsing import INT32_MAX, get_int, get_ints, get_object, get_str
 from ..store.settings import parse_layers
-from ..store.study import PROVENANCE
+from ..store.study_files import PROVENANCE
 
 STEP = "fit"
 NEEDED = {

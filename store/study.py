@@ -6,11 +6,9 @@ owner (a step); the same results give the same bytes, so times and hosts go to r
 What is read is checked like a store: a study may come from elsewhere too.
 """
 
-import os
 import secrets
 import shutil
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,20 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from . import durable
-from .errors import FormatError, IncompleteError, NearlineError, UsageError
-from .names import is_file_name, printable, typed
-from .parsing import (
-    SMALL_JSON_BYTES,
-    check_plain,
-    get_hex,
-    get_int,
-    get_object,
-    get_str,
-    parse_json,
-    readable,
-)
-from .places import LocalPlace, place_of, scheme_of
+from .errors import IncompleteError, NearlineError, UsageError
+from .names import printable, typed
+from .parsing import readable
+from .places import scheme_of
 from .records import check_key
+from .study_files import PROVENANCE, SETTINGS, read_settings, read_steps, read_stores, shown_place
+from .study_layout import StudyLayout
 from .tables import column_names, read_table, write_table
 from .toml import toml_bytes
 from .whole import digest_of, open_arrays, write_arrays
@@ -39,18 +30,9 @@ from .whole import digest_of, open_arrays, write_arrays
 if TYPE_CHECKING:
     import xarray as xr
 
-SETTINGS = "study.toml"
-PROVENANCE = "provenance.json"
-MAX_SETTINGS_BYTES = 2**20
-_STEP_KEYS = ("inputs", "settings", "outputs", "facts")
-_DEPTH = 8  # of settings and facts
 
-
-class Study:
+class Study(StudyLayout):
     """Handle on a study folder; `create` begins one, `open` continues one."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
 
     def __repr__(self) -> str:
         try:
@@ -84,44 +66,18 @@ class Study:
 
     def write_settings(self, stores: Mapping[str, str | Path], settings: Mapping[str, Any]) -> None:
         """study.toml: resolved settings, and where each store is (relative to the study where possible)."""
-        shown = {name: _shown(path, self.path) for name, path in sorted(stores.items())}
+        shown = {name: shown_place(path, self.path) for name, path in sorted(stores.items())}
         durable.write_file(self.path / SETTINGS, toml_bytes({"stores": shown, "settings": dict(settings)}))
 
     def settings(self) -> dict[str, Any]:
-        where = f"{self.path / SETTINGS}: settings"
-        found = get_object(self._toml()["settings"], where)
-        check_plain(found, where, _DEPTH, any_text=True)
-        return found
+        return read_settings(self.path)
 
     def stores(self) -> dict[str, str | Path]:
         """Where the stores are, by name: resolved paths, or URLs."""
-        where = f"{self.path / SETTINGS}: stores"
-        named = get_object(self._toml()["stores"], where)
-        for name in named:
-            if not is_file_name(name):
-                raise FormatError(f"{where}: {name[:80]!r} cannot name a store")
-        found = {name: get_str(named, name, where) for name in named}
+        found = read_stores(self.path)
         return {name: self.path / path if scheme_of(path) is None else path for name, path in found.items()}
 
-    def _toml(self) -> dict[str, Any]:
-        where = str(self.path / SETTINGS)
-        try:
-            content = LocalPlace(self.path).read(SETTINGS, limit=MAX_SETTINGS_BYTES)
-            found = tomllib.loads(content.decode("utf-8"))
-        except FileNotFoundError:
-            raise IncompleteError(f"{where} does not exist") from None
-        except RecursionError:
-            raise FormatError(f"{where}: nested too deeply") from None
-        except ValueError as error:  # TOML, UTF-8, or an integer of thousands of digits
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"{where}: {printable(str(error))[:200]}") from None
-        return get_object({"stores": {}, "settings": {}} | found, where, keys=("stores", "settings"))
-
     # Tables
-
-    def table_path(self, name: str) -> Path:
-        return self.path / "tables" / f"{_name(name)}.parquet"
 
     def write_table(self, name: str, table: pa.Table) -> str:
         """Write a result table; returns its path inside the study, as `record_step` wants it."""
@@ -138,27 +94,6 @@ class Study:
         return sorted(path.stem for path in (self.path / "tables").glob("*.parquet"))
 
     # Tokens
-
-    def rows_path(self, store: str) -> Path:
-        return self.path / "tokens" / "rows" / f"{_name(store)}.parquet"
-
-    def need_path(
-        self, layer: int, store: str, *, surrogate: str | None = None, step: str | None = None
-    ) -> Path:
-        """Where the needs of a layer in a store lie: those of the main fit, of the fit called `surrogate`, or
-        the columns that another step brought."""
-        folder = "need" if surrogate is None else f"need@{_name(surrogate)}"
-        file = _name(store) if step is None else f"{_name(store)}@{_name(step)}"
-        return self.path / "tokens" / folder / f"layer={layer:02d}" / f"{file}.parquet"
-
-    def need_steps(self, layer: int, store: str) -> list[str]:
-        """Steps other than the fit that brought needs of a layer in a store."""
-        folder, prefix = self.need_path(layer, store).parent, f"{_name(store)}@"
-        return sorted(path.stem.removeprefix(prefix) for path in folder.glob(f"{prefix}*.parquet"))
-
-    def routing_path(self, layer: int, need: str, store: str) -> Path:
-        folder = self.path / "tokens" / "routing" / f"layer={layer:02d}" / f"need={_name(need)}"
-        return folder / f"{_name(store)}.parquet"
 
     def write_rows(self, store: str, table: pa.Table) -> str:
         """Identity of the rows of a store, one per token row."""
@@ -197,16 +132,13 @@ class Study:
         self, arrays: Mapping[str, Any], attrs: Mapping[str, Any], name: str | None = None
     ) -> str:
         """surrogates.zarr (or surrogates@NAME.zarr): arrays by name, each an array or (dims, array)."""
-        return self._write_arrays(self.path / _surrogates(name), arrays, attrs)
+        return self._write_arrays(self.surrogates_path(name), arrays, attrs)
 
     def surrogates(self, name: str | None = None) -> "xr.Dataset":
         """The surrogates, lazily; a missing or damaged chunk raises."""
-        return open_arrays(self._found(self.path / _surrogates(name)))
+        return open_arrays(self._found(self.surrogates_path(name)))
 
     # Other arrays
-
-    def group_path(self, name: str) -> Path:
-        return self.path / f"{_name(name)}.zarr"
 
     def write_group(self, name: str, arrays: Mapping[str, Any], attrs: Mapping[str, Any]) -> str:
         """NAME.zarr (gates, context, moments@STORE): arrays by name, each (dims, array)."""
@@ -277,18 +209,7 @@ class Study:
 
     def provenance(self) -> dict[str, dict[str, Any]]:
         """Recorded steps by name: inputs, settings, outputs with digests, facts."""
-        where = str(self.path / PROVENANCE)
-        try:
-            content = LocalPlace(self.path).read(PROVENANCE, limit=SMALL_JSON_BYTES)
-        except FileNotFoundError:
-            return {}
-        found = get_object(parse_json(content, where), where, keys=("schema", "steps"))
-        get_int(found, "schema", where, 1, 1)
-        steps = get_object(found["steps"], f"{where}: steps")
-        check_plain(steps, f"{where}: steps", _DEPTH + 2, any_text=True)
-        for name, step in steps.items():
-            _check_step(step, f"{where}: {name}")
-        return steps
+        return read_steps(self.path)
 
     def write_run(self, facts: Mapping[str, Any]) -> Path:
         """Facts that differ from run to run (times, host, command): runs/<id>.json."""
@@ -321,37 +242,3 @@ class Study:
 
     def _found(self, path: Path) -> Path:
         return path
-
-
-def _check_step(step: object, where: str) -> None:
-    """Inputs are digests or other words by name, outputs digests by their path inside the study."""
-    checked = get_object(step, where, keys=_STEP_KEYS)
-    for key in _STEP_KEYS:
-        get_object(checked[key], f"{where}.{key}")
-    for name in checked["inputs"]:
-        get_str(checked["inputs"], name, f"{where}.inputs")
-    for output in checked["outputs"]:
-        get_hex(checked["outputs"], check_key(output, f"{where}.outputs"), f"{where}.outputs")
-
-
-def _name(name: str) -> str:
-    """A plain file name."""
-    if not is_file_name(name) or name.startswith("."):
-        raise UsageError(f"{name!r} cannot name a file; use letters, digits, dots, dashes and underscores")
-    return name
-
-
-def _surrogates(name: str | None) -> str:
-    return "surrogates.zarr" if name is None else f"surrogates@{_name(name)}.zarr"
-
-
-def _shown(where: str | Path, folder: Path) -> str:
-    return _relative(Path(where), folder) if scheme_of(where) is None else place_of(where).url
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """`path` as seen from the study's folder, so that both can be moved together; absolute across drives."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:
-        return path.resolve().as_posix()

@@ -11,7 +11,8 @@ from ..store import IncompleteError, Reader, UsageError
 from ..store.folder import GROUP, MOMENTS, SIGNS
 from ..store.names import printable, typed
 from ..store.places import LocalPlace, Place, place_of
-from ..store.study import SETTINGS, Study
+from ..store.study import Study
+from ..store.study_files import SETTINGS
 
 if TYPE_CHECKING:
     from .opened import OpenStudy

@@ -22,7 +22,7 @@ from ..collect.measure_settings import MeasureSettings
 from ..reports.report import STEP as REPORT
 from ..reports.report import report, report_is_current
 from ..store import Progress, Study
-from ..store.study import PROVENANCE
+from ..store.study_files import PROVENANCE
 from .reasons import NOT_YET, Why, differences, why_again
 from .records import why_collect, write_record
 from .shapes import require_shape
