@@ -7,9 +7,8 @@ raises an error that names site, layer and token range; nothing is ever filled i
 into the result and one crc32c per chunk.
 """
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,89 +16,28 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Shaped
 
-from .attributes import Attributes
 from .batches import Batches, batches
-from .chunks import read_chunk
+from .checked_files import CheckedFiles, opened
 from .dtypes import GRADIENT, LAYER_SITES, decode_into
-from .errors import DamageError, IncompleteError, StoreNotSealed, UsageError
-from .folder import (
-    DOCUMENTS,
-    GROUP,
-    PLAN,
-    VOCABULARY,
-    check_group,
-    load_record,
-    parse_group,
-    parse_plan,
-    parse_whole,
-    read_small,
-    specs_of,
-    store_place,
-)
-from .incomplete import incomplete_copy
+from .errors import UsageError
+from .folder import DOCUMENTS, VOCABULARY
 from .layout import AFFINE, TOKEN_COLUMNS
-from .manifest import MANIFEST, Manifest, read_sealed_manifest
 from .metadata import ArraySpec
-from .parsing import readable
-from .places import LocalPlace, Place
-from .plan import Plan
-from .records import BlockRecord, record_name
-from .replacing import READY
-from .sealing import check_all_committed
+from .places import Place
 from .tables import DOCUMENTS as DOCUMENTS_SCHEMA
 from .tables import VOCABULARY as VOCABULARY_SCHEMA
 from .tables import parse_table
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Reader:
+class Reader(CheckedFiles):
     """Handle on a store; safe to share between threads; sent to another process, it opens again there."""
-
-    place: Place
-    attributes: Attributes
-    plan: Plan
-    manifest: Manifest | None  # None: the store is not sealed
-    digest: str | None  # of the seal
-    _specs: dict[str, ArraySpec]
-    _records: dict[int, BlockRecord] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.Lock)
 
     @classmethod
     def open(cls, where: str | Path | Place, *, require_seal: bool = True) -> "Reader":
         """Open a store by its folder, its URL or its activations.zarr; an unsealed one with
         `require_seal=False`. Nothing is taken from a copy or a harvest that is not whole."""
-        place = store_place(where)
-        if isinstance(place, LocalPlace) and place.size(READY) is not None:
-            raise StoreNotSealed(
-                f"{place.url}: a repair or a shortening was interrupted; run `nearline repair` again, or "
-                "`nearline seal --partial` for a store that was not sealed"
-            )
-        manifest, digest = read_sealed_manifest(place)
-        if manifest is None and require_seal and (cut_short := incomplete_copy(place)) is not None:
-            raise cut_short
-
-        def small(name: str) -> bytes:
-            return read_small(place, name, manifest)
-
-        group = f"{GROUP}/zarr.json"
-        attributes = parse_group(content := small(group), place.where(group))
-        plan = parse_plan(small(PLAN), attributes, place.where(PLAN))
-        check_group(content, attributes, plan, place.where(group))
-        if manifest is not None:
-            manifest.check_plan(plan.digest, plan.n_tokens, plan.n_blocks, place.where(MANIFEST))
-        if manifest is None and require_seal:
-            check_all_committed(place, plan)
-            raise StoreNotSealed(
-                f"{place.url} has all {plan.n_blocks} blocks but no seal: run `nearline seal`"
-            )
-        specs = specs_of(attributes, plan)
-        for spec in specs.values():
-            name = f"{GROUP}/{spec.name}/zarr.json"
-            if small(name) != readable(spec.to_metadata(attributes.storage.compressor)):
-                raise DamageError(
-                    f"{place.where(name)}: the metadata of the array does not fit the attributes"
-                )
-        return cls(place, attributes, plan, manifest, digest, specs)
+        return cls(*opened(where, require_seal=require_seal))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.place, self.manifest is not None)
@@ -253,35 +191,6 @@ class Reader:
         where, most = self.place.where(VOCABULARY), self.attributes.model.vocab_size
         return parse_table(self._small(VOCABULARY), VOCABULARY_SCHEMA, where, most_rows=most)
 
-    def record(self, block: int) -> BlockRecord:
-        """Digests and statistics of a block; read once, then kept."""
-        found = self._records.get(block)
-        if found is None:
-            found = self._load_record(block)
-            with self._lock:
-                self._records[block] = found
-        return found
-
-    def _load_record(self, block: int) -> BlockRecord:
-        name = record_name(block)
-        row0, row1 = self.plan.block_range(block)
-        spot = self.place.where(name)
-        try:
-            content = self.place.read(name)
-        except FileNotFoundError:
-            kind = IncompleteError if self.manifest is None else DamageError
-            raise kind(f"{spot}: tokens {row0}-{row1 - 1} have no block record") from None
-        if self.manifest is not None:
-            self.manifest.check(name, content, spot)
-        return load_record(content, self.plan, self._specs, block, spot)
-
-    def _small(self, name: str) -> bytes:
-        """Content of a metadata file, checked against the manifest where there is one."""
-        content = read_small(self.place, name)
-        return (
-            content if self.manifest is None else self.manifest.check(name, content, self.place.where(name))
-        )
-
     def _n_rows(self, block_start: int, block_stop: int) -> int:
         if not 0 <= block_start < block_stop <= self.n_blocks:
             raise UsageError(
@@ -310,33 +219,6 @@ class Reader:
         if name not in TOKEN_COLUMNS:
             raise UsageError(f"column {name!r} is unknown; this store has {', '.join(TOKEN_COLUMNS)}")
         return self._specs[name]
-
-    def _read_block(self, name: str, spec: ArraySpec, index: int | None, block: int, out: np.ndarray) -> None:
-        rest = [0] * (len(spec.dims) - 1)
-        key = spec.key(block, *rest) if index is None else spec.key(index, block, 0)
-        row0, row1 = self.block_range(block)
-        layer = "" if index is None else f" layer {self.layers[index]}"
-        file = f"{GROUP}/{key}"
-        spot = f"`{name}`{layer}, tokens {row0}-{row1 - 1} ({self.place.where(file)})"
-        record = self.record(block).chunks[key]
-        read_chunk(self.place, file, spec, self.attributes.storage.compressor, out, spot, record)
-
-    def _whole(self, name: str) -> np.ndarray | None:
-        file = f"{GROUP}/{name}/zarr.json"
-        known = None if self.manifest is None else file in self.manifest.files
-        if known is False or (known is None and self.place.size(file) is None):
-            return None
-        spot = self.place.where(file)
-        spec = parse_whole(self._small(file), name, self.attributes, spot)
-        parts: list[np.ndarray] = []
-        for index, row in enumerate(range(0, spec.shape[0], spec.chunks[0])):
-            key = f"{GROUP}/{spec.key(index, *([0] * (len(spec.dims) - 1)))}"
-            self._small(key)  # it is there, before memory is taken for it
-            rows = min(spec.chunks[0], spec.shape[0] - row)
-            parts.append(np.empty((rows, *spec.shape[1:]), dtype=spec.dtype))
-            compressor = self.attributes.storage.compressor
-            read_chunk(self.place, key, spec, compressor, parts[-1], f"`{name}` ({self.place.where(key)})")
-        return np.concatenate(parts)
 
 
 def _reopen(place: Place, require_seal: bool) -> Reader:
