@@ -1,8 +1,12 @@
-"""How much of a model each device may take, as a person writes it: "0=20GiB,cpu=64GiB".
+"""How a model is spread over devices, and how much of it each may take: "0=20GiB,cpu=64GiB".
 
-In: text. Out: bytes by the number of a GPU, or "cpu" for main memory, as accelerate takes them; or one
-sentence with what is allowed. Cost: none; needs no torch.
+In: text. Out: types for the fields of settings that say so, and bytes by the number of a GPU, or "cpu" for
+main memory, as accelerate takes them; or one sentence with what is allowed. Cost: none; needs no torch.
 """
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ValidationInfo
 
 from ..store.errors import UsageError
 from ..store.settings import parse_bytes
@@ -26,3 +30,29 @@ def parse_max_memory(text: str) -> dict[int | str, int]:
         except UsageError as error:
             raise UsageError(f"max_memory={text!r}: {error}") from None
     return found
+
+
+def _has_no_device(value: str | None, info: ValidationInfo) -> str | None:
+    device = info.data.get("device", "auto")
+    if value is not None and device != "auto":
+        raise UsageError(
+            f"device_map={value} chooses the devices itself: leave out device={device}, or device_map; "
+            "max_memory limits what each device takes"
+        )
+    return value
+
+
+def _only_with_device_map(value: str | None, info: ValidationInfo) -> str | None:
+    if value is not None and info.field_name == "max_memory":
+        parse_max_memory(value)
+    if value is not None and info.data.get("device_map") is None:
+        raise UsageError(
+            f"{info.field_name}={value} says how to spread a model: set device_map=auto too (--device-map "
+            "auto)"
+        )
+    return value
+
+
+DeviceMap = Annotated[Literal["auto", "balanced", "sequential"] | None, AfterValidator(_has_no_device)]
+MaxMemory = Annotated[str | None, AfterValidator(_only_with_device_map)]
+OffloadFolder = Annotated[str | None, AfterValidator(_only_with_device_map)]

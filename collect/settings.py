@@ -6,7 +6,7 @@ Cost: none. Numbers that follow from the model (the length of a window, the bloc
 and resolved by the harvest, so that a settings file stays valid for another model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -15,9 +15,9 @@ from pydantic import Field
 
 from ..store.dtypes import GRADIENT
 from ..store.errors import UsageError
-from ..store.parsing import INT32_MAX
 from ..store.settings import parse_bytes, parse_layers, parse_settings
-from .max_memory import parse_max_memory
+from .max_memory import DeviceMap, MaxMemory, OffloadFolder, parse_max_memory
+from .setting_values import Duration, Layers, Share, Sites, Size, TokenIds, parse_ids
 from .site_names import DEFAULT_SITES, MOMENTS_SITES, parse_sites
 from .stopping import parse_duration
 
@@ -39,8 +39,8 @@ class HarvestSettings(pydantic.BaseModel):
     tokens: Count = Field(
         default=100_000, description="Token rows to store; a shorter corpus lowers it and says so."
     )
-    layers: str | None = Field(default=None, description="Layers to store, such as 0-5,8; default: all.")
-    sites: str | None = Field(
+    layers: Layers = Field(default=None, description="Layers to store, such as 0-5,8; default: all.")
+    sites: Sites = Field(
         default=None,
         description="Sites to store: embedding, residual, mlp_output, mlp_input, mlp_output_grad, or all; "
         "default: the first three; +mlp_output_grad: these and the gradient of the loss there.",
@@ -54,7 +54,7 @@ class HarvestSettings(pydantic.BaseModel):
     exclude: str | None = Field(
         default=None, description="File with the keys of documents to leave out, one a line."
     )
-    keep: str | None = Field(
+    keep: Share = Field(
         default=None, description="Keep a seeded share of the sequences, such as 1/8 or 12.5%; default: all."
     )
     join: Literal["auto", "never", "wikitext"] = Field(
@@ -68,7 +68,7 @@ class HarvestSettings(pydantic.BaseModel):
         default=None,
         description="Token id that ends a document of ids: input; default: the tokenizer's EOS token.",
     )
-    exclude_tokens: str | None = Field(
+    exclude_tokens: TokenIds = Field(
         default=None,
         description="Token ids, such as 11,50256, whose rows count as special and enter no fit.",
     )
@@ -102,14 +102,14 @@ class HarvestSettings(pydantic.BaseModel):
     adapter: str | None = Field(
         default=None, description="A PEFT adapter to put on the model: a local folder or a Hub id."
     )
-    device_map: Literal["auto", "balanced", "sequential"] | None = Field(
+    device_map: DeviceMap = Field(
         default=None,
         description="Spread the model over devices, main memory and disk; default: all on one device.",
     )
-    max_memory: str | None = Field(
+    max_memory: MaxMemory = Field(
         default=None, description="With device_map: the most that each takes, such as 0=20GiB,cpu=64GiB."
     )
-    offload_folder: str | None = Field(
+    offload_folder: OffloadFolder = Field(
         default=None, description="With device_map: a folder for weights that fit nowhere else."
     )
     attention: str | None = Field(
@@ -123,7 +123,7 @@ class HarvestSettings(pydantic.BaseModel):
     threads: Count | None = Field(
         default=None, description="Torch's intra-op threads (recorded); default: torch's own."
     )
-    memory_limit: str | None = Field(
+    memory_limit: Size = Field(
         default=None,
         description="Limit for block buffers, such as 4 GiB; default: 4 GiB.",
     )
@@ -134,7 +134,7 @@ class HarvestSettings(pydantic.BaseModel):
         default="stop",
         description="A NaN or infinity stops the run, or its row is stored with valid = false.",
     )
-    max_time: str | None = Field(
+    max_time: Duration = Field(
         default=None,
         description="Stop cleanly before this much time has passed, such as 7h30m; default: no limit.",
     )
@@ -154,51 +154,6 @@ class HarvestSettings(pydantic.BaseModel):
     fold_seed: Annotated[int, Field(ge=0)] = Field(
         default=0, description="With moments_only: seed of the folds, the `seed` of `fit`."
     )
-
-    @pydantic.field_validator("layers", mode="before")
-    @classmethod
-    def _layers_as_text(cls, value: object) -> object:
-        if value is None or value == "all":
-            return None
-        if isinstance(value, int):
-            value = [value]
-        if isinstance(value, Iterable) and not isinstance(value, str):
-            value = ",".join(str(layer) for layer in value)
-        if isinstance(value, str):
-            parse_layers(value)
-        return value
-
-    @pydantic.field_validator("sites", mode="before")
-    @classmethod
-    def _sites_as_text(cls, value: object) -> object:
-        if isinstance(value, str) or (
-            isinstance(value, Iterable) and all(isinstance(one, str) for one in value)
-        ):
-            return ",".join(parse_sites(value))
-        return value
-
-    @pydantic.field_validator("device_map")
-    @classmethod
-    def _device_map_has_no_device(cls, value: str | None, info: pydantic.ValidationInfo) -> str | None:
-        device = info.data.get("device", "auto")
-        if value is not None and device != "auto":
-            raise UsageError(
-                f"device_map={value} chooses the devices itself: leave out device={device}, or device_map; "
-                "max_memory limits what each device takes"
-            )
-        return value
-
-    @pydantic.field_validator("max_memory", "offload_folder")
-    @classmethod
-    def _only_with_device_map(cls, value: str | None, info: pydantic.ValidationInfo) -> str | None:
-        if value is not None and info.field_name == "max_memory":
-            parse_max_memory(value)
-        if value is not None and info.data.get("device_map") is None:
-            raise UsageError(
-                f"{info.field_name}={value} says how to spread a model: "
-                "set device_map=auto too (--device-map auto)"
-            )
-        return value
 
     @pydantic.field_validator("folds", "fold_seed")
     @classmethod
@@ -226,39 +181,6 @@ class HarvestSettings(pydantic.BaseModel):
                 f"{' and '.join(useless)} go with rows that are stored; here one process sums `residual` and "
                 "`mlp_output` and stores no rows: leave this out"
             )
-        return value
-
-    @pydantic.field_validator("keep", mode="before")
-    @classmethod
-    def _keep_as_fraction(cls, value: object) -> object:
-        if value is None or isinstance(value, bool):
-            return value
-        share = parse_share(str(value))
-        return None if share == 1 else str(share)
-
-    @pydantic.field_validator("exclude_tokens", mode="before")
-    @classmethod
-    def _exclude_tokens_as_text(cls, value: object) -> object:
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = [value]
-        if isinstance(value, Iterable) and not isinstance(value, str):
-            value = ",".join(str(token) for token in value)
-        if isinstance(value, str):
-            return ",".join(map(str, parse_ids(value))) or None
-        return value
-
-    @pydantic.field_validator("memory_limit")
-    @classmethod
-    def _memory_limit_is_a_size(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_bytes(value)
-        return value
-
-    @pydantic.field_validator("max_time")
-    @classmethod
-    def _max_time_is_a_duration(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_duration(value)
         return value
 
     @property
@@ -315,31 +237,6 @@ class HarvestSettings(pydantic.BaseModel):
                 "`nearline sites MODEL` lists what it offers."
             )
         return chosen
-
-
-def parse_share(text: str) -> Fraction:
-    """`"1/8"`, `"0.125"` or `"12.5%"` as a fraction."""
-    number = text.strip()
-    try:
-        share = Fraction(number.removesuffix("%").rstrip()) / (100 if number.endswith("%") else 1)
-    except (ValueError, ZeroDivisionError):
-        share = Fraction(0)
-    if not 0 < share <= 1:
-        raise UsageError(
-            f"keep={text!r} is no share; write a number above 0 and at most 1, such as 1/8 or 12.5%"
-        )
-    return share
-
-
-def parse_ids(text: str) -> tuple[int, ...]:
-    """`"11,50256"` as token ids: sorted, each once."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    wrong = next((part for part in parts if not part.isdecimal() or int(part) > INT32_MAX), None)
-    if wrong is not None:
-        raise UsageError(
-            f"exclude_tokens={text!r}: {wrong!r} is no token id; write numbers, such as 11,50256"
-        )
-    return tuple(sorted({int(part) for part in parts}))
 
 
 def parse(data: Mapping[str, Any]) -> HarvestSettings:
