@@ -7,7 +7,7 @@ is stopped leaves what was there. Cost: that of the analyses.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from ..store import Progress, Study, silent
 from ..store.staging import StagedStudy
+from .analyses import ANALYSES_BY_NAME, Analysis
 from .analyze_settings import ANALYSES, AnalyzeSettings
 from .compute import Session, session
 from .currency import drop_stale
@@ -32,76 +33,10 @@ from .gathering import (
 )
 from .needs import NEEDS
 from .noise_floor import LOSS
-from .population import FIT, GATE
 
 COMPUTED_WITH: Final = ("nearline", "numpy", "scipy", "scikit-learn", "pyarrow", "polars", "dask")
 _LOG = logging.getLogger("nearline")
 State = Literal["done", "current"]
-
-
-# Each imports its module when it runs: `nearline --help` must not wait for scikit-learn.
-
-
-def _decomposition(evidence: Evidence, workers: Session) -> list[str]:
-    from .decomposition import run
-
-    return run(evidence, workers)
-
-
-def _identity(evidence: Evidence, workers: Session) -> list[str]:
-    from .identity import run
-
-    return run(evidence, workers)
-
-
-def _gates(evidence: Evidence, workers: Session) -> list[str]:
-    from .gates import run
-
-    return run(evidence, workers)
-
-
-def _nofly(evidence: Evidence, workers: Session) -> list[str]:
-    from .nofly import run
-
-    return run(evidence, workers)
-
-
-def _clusters(evidence: Evidence, workers: Session) -> list[str]:
-    from .clusters import run
-
-    return run(evidence, workers)
-
-
-def _regression(evidence: Evidence, workers: Session) -> list[str]:
-    from .regression import run
-
-    return run(evidence, workers)
-
-
-@dataclass(frozen=True, slots=True)
-class Analysis:
-    """One analysis and what its results are made from."""
-
-    run: Callable[[Evidence, Session], list[str]]
-    version: int = 1  # raised whenever the same inputs and settings give other results
-    after: tuple[str, ...] = ()
-    reads_needs: bool = True
-    reads_surrogates: bool = False
-    reads_named_fits: bool = False
-    reads_embedding: bool = False
-    folds_of: int | None = None  # the split whose groups it folds
-
-
-ANALYSES_BY_NAME: Final[Mapping[str, Analysis]] = {
-    "decomposition": Analysis(
-        _decomposition, reads_needs=False, reads_surrogates=True, reads_embedding=True, folds_of=FIT
-    ),
-    "identity": Analysis(_identity),
-    "gates": Analysis(_gates, version=2, after=("decomposition",), reads_embedding=True, folds_of=GATE),
-    "nofly": Analysis(_nofly, reads_named_fits=True),
-    "clusters": Analysis(_clusters),
-    "regression": Analysis(_regression),
-}
 
 
 @dataclass(frozen=True, slots=True)

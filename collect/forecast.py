@@ -26,19 +26,12 @@ from ..store.plan import SPLITS
 from ..store.progress import Progress, silent
 from . import moments_only, moments_pass, probing
 from .anatomy import anatomy
+from .available import available_memory_bytes, free_device_bytes, free_files, process_bytes
 from .batch_budget import batch_budget
 from .describing import attributes_of
 from .forward import evaluating
 from .loading import load_both
-from .needs import (
-    Needs,
-    available_memory_bytes,
-    free_device_bytes,
-    free_files,
-    padded_tokens,
-    process_bytes,
-    working_device,
-)
+from .needs import Needs, padded_tokens, working_device
 from .preparing import Prepared, prepare
 from .proving import proved
 from .ranks import ranks_of

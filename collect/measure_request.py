@@ -6,7 +6,7 @@ loaded: a rerun with nothing to do must not wait for it. Cost: the token columns
 of the fit's files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,14 +17,13 @@ from ..analyze.analyze_settings import AnalyzeSettings
 from ..analyze.evidence import Evidence
 from ..analyze.gathering import SURROGATES, check_files, gather
 from ..analyze.population import GATE, TEST, UNSEEN
-from ..store import IncompleteError, Study, UsageError
-from ..store.names import typed
+from ..store import Study, UsageError
 from .gate_digests import Gates, require_gates
 from .interventions import Intervention, parse_interventions
-from .made_with import gate_route, need_route, types_route
 from .measure_asked import LINEAR as LINEAR
 from .measure_asked import ROUTERS, Asked, by_default, drawn, has_sets
 from .measure_checks import check_gradient, check_lengths, check_need, check_sets
+from .measure_inputs import inputs_of, routes_of, rows_path
 from .measure_settings import MeasureSettings
 from .measured_windows import own_length
 
@@ -145,7 +144,7 @@ def request_of(study: Study, settings: MeasureSettings) -> Request:
         "results_version": RESULTS_VERSION,
     }
     used = list(dict.fromkeys((LINEAR, *singles, *joint)))
-    fixed, routes = _inputs(evidence, stores), _routes(evidence, stores, used, gates, settings)
+    fixed, routes = inputs_of(evidence, stores), routes_of(evidence, stores, used, gates, settings)
     request = Request(
         evidence,
         settings,
@@ -220,56 +219,3 @@ def _dtype(evidence: Evidence, settings: MeasureSettings) -> str:
         said = ", ".join(f"{name} in {dtype}" for name, dtype in found.items())
         raise UsageError(f"stores were harvested in different dtypes ({said}): name one with --dtype")
     return next(iter(found.values()))
-
-
-def _inputs(evidence: Evidence, stores: Sequence[str]) -> dict[str, str]:
-    """Digests of what all results depend on: stores by name, files of the fit by their path."""
-    study, measured = evidence.study, dict.fromkeys((evidence.fit_on, *stores))
-    rows = [rows_path(study, name) for name in measured]
-    found = {path: recorded_digest(study, path) for path in (SURROGATES, *rows)}
-    return found | {name: str(evidence.stores[name].reader.digest) for name in measured}
-
-
-def rows_path(study: Study, store: str) -> str:
-    return study.rows_path(store).relative_to(study.path).as_posix()
-
-
-def _routes(
-    evidence: Evidence,
-    stores: Sequence[str],
-    used: Sequence[Intervention],
-    gates: Gates | None,
-    settings: MeasureSettings,
-) -> dict[str, str]:
-    """Digests of what replacements route by, under names that are no paths: other gates make no result wrong
-    that was measured with those before, only not current.
-    """
-    found: dict[str, str] = {}
-    for one in used:
-        need = one.need or settings.need
-        for layer in evidence.layers:
-            if one.features is not None and gates is not None:
-                gate = f"{one.features}@{one.size}"
-                found[gate_route(gate, need, layer)] = gates.digest(gate, need, layer)
-            elif one.kind == "token_list" and gates is not None:
-                found[types_route(need, layer)] = gates.types_digest(need, layer)
-            elif one.kind == "oracle":
-                for name in dict.fromkeys((evidence.fit_on, *stores)):
-                    found[need_route(need, name, layer)] = _digest_of_need(evidence, need, name, layer)
-    return found
-
-
-def _digest_of_need(evidence: Evidence, need: str, store: str, layer: int) -> str:
-    """Of the file that holds a need."""
-    files = evidence.need_files(layer, store)
-    return next(recorded_digest(evidence.study, path) for path, columns in files.items() if need in columns)
-
-
-def recorded_digest(study: Study, path: str) -> str:
-    """The digest of a file that a step wrote."""
-    files = {path: digest for step in study.provenance().values() for path, digest in step["outputs"].items()}
-    if path not in files:
-        raise IncompleteError(
-            f"{study.path / path} is recorded by no step: run `nearline fit {typed(study.path)} STORE…` again"
-        )
-    return files[path]

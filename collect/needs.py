@@ -6,8 +6,6 @@ estimate from the widths of one block: what is alive at once in its MLP, and in 
 scores are formed. Cost: a look at the shapes of the weights.
 """
 
-import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from ..store.errors import EnvironmentFault, UsageError
 from ..store.layout import BLOCK_BUFFERS, CRC_BYTES, block_bytes, n_objects, store_bytes
 from ..store.plan import Plan
 from .anatomy import Anatomy, unwrapped
+from .available import available_memory_bytes, free_device_bytes, free_files
 from .buffers import Shape, pinned_bytes
 from .lanes import PLACES
 from .nll import rows_per_chunk
@@ -37,7 +36,6 @@ STREAM_COPIES, INNER_COPIES = 6, 4
 GRAPH_STREAM_COPIES, GRAPH_INNER_COPIES = 10, 4
 PRODUCT_ROWS = 2048  # of one product of rows with rows, where moments are summed
 N_SMALL_SUMS = 5  # arrays of a layer's moments beside the two of matrices, the contribution's among them
-UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where the system does not say how much is available
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +231,6 @@ def check_device(needs: Needs) -> None:
         )
 
 
-def free_device_bytes(device: str | torch.device) -> int | None:
-    """What torch may still take of a GPU; None on a CPU."""
-    if torch.device(device).type != "cuda":
-        return None
-    # What torch has reserved and not given out is free to use again.
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
-
-
 def check_files(folder: Path, need: int) -> None:
     """A chunk costs a file and a folder, and some file systems are made for few of them."""
     free = free_files(folder)
@@ -250,42 +239,3 @@ def check_files(folder: Path, need: int) -> None:
             f"{folder}: {need:,} files and folders are needed, the file system has room for {free:,}; "
             "choose another disk, a larger block, or lower tokens or layers"
         )
-
-
-def free_files(folder: Path) -> int | None:
-    """How many more files and folders the file system takes; None where it does not say."""
-    if not hasattr(os, "statvfs"):
-        return None
-    found = os.statvfs(folder)
-    return found.f_favail if found.f_files else None
-
-
-def available_memory_bytes() -> int:
-    """What this process may still take: the system's word and its control group's, whichever is less."""
-    found = [*_meminfo(Path("/proc/meminfo")), *_control_group(Path("/sys/fs/cgroup"))]
-    return min(found, default=UNKNOWN_MEMORY_BYTES)
-
-
-def process_bytes() -> int:
-    """Memory that this process holds now; where the system does not say, the most it ever held."""
-    status = Path("/proc/self/statm")
-    if status.is_file():
-        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource  # not on Windows, where nothing here is known
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _meminfo(path: Path) -> list[int]:
-    if not path.is_file():
-        return []
-    lines = (line.split() for line in path.read_text().splitlines())
-    return [int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"]
-
-
-def _control_group(folder: Path) -> list[int]:
-    limit, used = folder / "memory.max", folder / "memory.current"
-    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
-        return []
-    return [max(int(limit.read_text()) - int(used.read_text()), 0)]

@@ -16,10 +16,10 @@ import numpy as np
 
 from ..analyze.ridge import Surrogate
 from ..store import Study
-from ..store.attributes import MAX_ENTRIES
 from ..store.errors import FormatError, IncompleteError, UsageError
 from ..store.names import typed
 from ..store.parsing import INT32_MAX, get_int, get_ints, get_object, get_str
+from ..store.sections import MAX_ENTRIES
 from ..store.settings import parse_layers
 from ..store.study_files import PROVENANCE
 

@@ -21,7 +21,7 @@ from ..analyze.stores import spell_layers
 from ..store import IncompleteError, Study, UsageError
 from ..store.names import typed
 from ..store.settings import parse_layers
-from .measure_request import recorded_digest, rows_path
+from .measure_inputs import recorded_digest, rows_path
 from .measure_settings import chosen_set
 from .tuning_arms import with_controls
 from .tuning_schedule import Schedule

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from helpers_harvest import WORDS
 from helpers_models import tiny_model, tiny_tokenizer
+from nearline.collect.available import process_bytes
 from nearline.collect.harvesting import harvest
-from nearline.collect.needs import process_bytes
 
 LOOKS = (50, 100, 200)  # batches after which is looked
 LEAKING = (275, 350)  # the same, with a hook that keeps what it sees from batch 200 on
