@@ -76,6 +76,10 @@ def test_all_mistakes_are_told_in_the_words_that_each_has_alone(tmp_path: Path) 
     [
         # A step whose layers are wrong itself is nothing to hold the next ones against.
         ([('layers = "1,4"', 'layers = "1,9"')], ["[collect]: layers = 1,9"]),
+        (
+            [('"tiny-gpt2"', '"tiny-gpt2"\nshape = { layer = 6 }'), ('layers = "1,4"', 'layers = "1,9"')],
+            ["shape: unknown setting 'layer'", "d_model", "d_ff", "vocabulary", "[collect]: layers = 1,9"],
+        ),
         # What is said wrongly may be what the check behind it asks for.
         ([('interventions = ["linear"]', 'intervention = ["linear"]')], ["'intervention'"]),
         ([('["linear"]', '["gatd@input"]')], ["[measure]: intervention 'gatd@input'"]),

@@ -19,7 +19,7 @@ from ..store import UsageError
 from ..store.dtypes import GRADIENT
 from ..store.settings import nearest_known, parse_layers
 from .mistakes import Follows, Mistakes
-from .shapes import check_shape, shape_of
+from .shapes import at_hand, check_shape, shape_of
 from .study_paths import corpus_files, model_folder
 from .study_settings import ModelStudy, StoreJob, Whole, read_study
 from .study_steps import MEASURED, has_gated, needs_losses
@@ -100,10 +100,11 @@ def _check_layers(whole: Whole, model: ModelStudy, mistakes: Mistakes) -> None:
     ) -> set[int] | None:
         return _within(f"{whole.path}, [{step}]", model, key, spelled, there)
 
-    there = None
-    with mistakes.here():
-        shape = shape_of(model)
-        there = None if shape is None else set(range(shape.layers))
+    there: set[int] | None = None
+    for look in (lambda: at_hand(model.stores[0]), lambda: shape_of(model)):  # its own where that is wrong
+        with mistakes.here():
+            shape = look()
+            there = there if shape is None else set(range(shape.layers))
     harvested: list[set[int]] = []
     for store in model.stores:
         with mistakes.here():
