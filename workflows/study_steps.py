@@ -31,6 +31,7 @@ from .study_settings import ModelStudy, StoreJob, Whole
 
 KINDS: Final = ("collect", "fit", "losses", "analyze", "measure", "finetune", "report")
 MEASURED: Final = frozenset(need for need, by in BROUGHT_BY.items() if by == "nearline measure")
+_UNTIMED: Final = Why("not timed yet", "not timed before")
 _SEALED: Final = "sealed, made with these settings"
 # Whatever of a measurement does not change what a token loses where one MLP is linear.
 _BESIDE_LOSSES: Final = {
@@ -185,8 +186,7 @@ def _why_measure(model: ModelStudy) -> Callable[[], Why | None]:
         request = request_of(study, model.measure)
         if MEASURE in study.provenance() and request.is_current():
             return None
-        untimed = Why("not timed yet", "not timed before")
-        return why_again(study, MEASURE, request.inputs, request.resolved, untimed)
+        return why_again(study, MEASURE, request.inputs, request.resolved, _UNTIMED)
 
     return why
 
@@ -210,8 +210,9 @@ def _why_finetune(model: ModelStudy) -> Callable[[], Why | None]:
         if finetune_is_current(study, settings):
             return None
         request = tuning_request(study, settings)
-        otherwise = "seconds are asked for now" if request.is_scored() else ""
-        return why_again(study, STEP, request.inputs, request.resolved, otherwise)
+        if request.is_scored():
+            return why_again(study, STEP, request.inputs, request.resolved, _UNTIMED)
+        return why_again(study, STEP, request.inputs, request.resolved)
 
     return why
 
