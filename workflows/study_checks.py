@@ -95,10 +95,13 @@ def _check_layers(whole: Whole, model: ModelStudy, mistakes: Mistakes) -> None:
     """Each step takes layers that the ones before it have. Where these are wrong themselves, it is held
     against those that they were held against."""
 
-    def within(
-        step: str, spelled: str | None, there: set[int] | None, key: str = "layers"
-    ) -> set[int] | None:
-        return _within(f"{whole.path}, [{step}]", model, key, spelled, there)
+    def within(step: str, spelled: str | None, there: set[int] | None) -> set[int] | None:
+        """The layers of a step, all of which are there. None: whatever the model has, which is not known."""
+        if spelled in (None, "all"):
+            return there
+        asked = set(parse_layers(str(spelled)))
+        _require_layers(f"{whole.path}, [{step}]: layers = {spelled}", model, asked, there)
+        return asked
 
     there: set[int] | None = None
     for look in (lambda: at_hand(model.stores[0]), lambda: shape_of(model)):  # its own where that is wrong
@@ -127,27 +130,18 @@ def _check_layers(whole: Whole, model: ModelStudy, mistakes: Mistakes) -> None:
         if model.finetune is not None and chosen_set(model.finetune.layers) is None:
             within("finetune", model.finetune.layers, fitted)
     with mistakes.here():
-        sets = [layers for layers in map(layers_of_set, model.measure.compound) if layers is not None]
-        for layers in sets:
+        for one in model.measure.compound:
             with mistakes.here():
-                within("measure", ",".join(map(str, layers)), measured, "compound")
+                said = f"{whole.path}, [measure]: compound = {one}"
+                _require_layers(said, model, set(layers_of_set(one) or ()), measured)
 
 
-def _within(
-    place: str, model: ModelStudy, key: str, spelled: str | None, there: set[int] | None
-) -> set[int] | None:
-    """The layers of a step, all of which are there. None: whatever the model has, which is not known."""
-    if spelled in (None, "all"):
-        return there
-    asked = set(parse_layers(str(spelled)))
+def _require_layers(said: str, model: ModelStudy, asked: set[int], there: set[int] | None) -> None:
     if there is not None and (missing := sorted(asked - there)):
         has = ",".join(map(str, sorted(there)))
         first, last = min(there), max(there)
         has = f"{first}-{last}" if len(there) > 1 and there == set(range(first, last + 1)) else has
-        raise UsageError(
-            f"{place}: {key} = {spelled}: {model.name} has no layer {missing[0]} here; it has {has}"
-        )
-    return asked
+        raise UsageError(f"{said}: {model.name} has no layer {missing[0]} here; it has {has}")
 
 
 def _check_names(whole: Whole, model: ModelStudy, mistakes: Mistakes) -> None:
