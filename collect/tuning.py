@@ -12,6 +12,7 @@ and points; two copies of the weights, gradients and the optimiser's state.
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -81,49 +82,44 @@ def finetune(
             loaded = study_model.described(model, readers)
         threads = compute_of(how, request.evidence.fitted.reader).torch_threads
         with _lent(loaded.model, threads) as original:
-            work = _seconds_alone if request.is_scored() else _experiment
-            work(request, loaded, original, windows, processes, progress if processes.leads else silent)
+            told = progress if processes.leads else silent
+            visit = _Visit(loaded, _in_float32(loaded), original, windows, processes, told)
+            if request.is_scored():
+                _seconds_alone(request, visit)
+            else:
+                _experiment(request, visit)
+            processes.wait()
     return study
 
 
-def _experiment(
-    request: TuningRequest,
-    loaded: LoadedModel,
-    original: Mapping[str, Tensor],
-    windows: Windows,
-    processes: Processes,
-    progress: Progress,
-) -> None:
-    net = _in_float32(loaded)
-    key = _key(request, loaded, net, processes)
-    pieces = TuningPieces.open(request.study.path, key, processes)
-    experiment = Experiment(request, net, original, windows, pieces, progress)
-    found = experiment.run()
-    if processes.leads:
-        _write(request, loaded, net, experiment, found, pieces, key)
-    processes.wait()
+@dataclass(frozen=True, slots=True, eq=False)
+class _Visit:
+    """The live model, lent; its weights as they were, what it learns from, and who shares the work."""
 
+    loaded: LoadedModel
+    net: Anatomy
+    original: Mapping[str, Tensor]
+    windows: Windows
+    processes: Processes
+    progress: Progress
 
-def _seconds_alone(
-    request: TuningRequest,
-    loaded: LoadedModel,
-    original: Mapping[str, Tensor],
-    windows: Windows,
-    processes: Processes,
-    progress: Progress,
-) -> None:
-    """Of a study whose scores are there. What is timed is trained again where it was not kept."""
-    net, alone = _in_float32(loaded), timed_alone(request)
-    pieces = TuningPieces.open(request.study.path, _key(alone, loaded, net, processes), processes)
-    ways = kept_ways(request, net)
-    if ways is None:
-        experiment = Experiment(alone, net, original, windows, pieces, progress)
-        experiment.train()
-        ways = experiment.timed()
-    if processes.leads:
-        _record_timing(request, tuning_timing(request, net, ways))
-        pieces.remove()
-    processes.wait()
+    def key(self, request: TuningRequest) -> dict[str, Any]:
+        """What pieces of an experiment depend on."""
+        return {
+            "inputs": dict(request.inputs),
+            "settings": request.resolved,
+            "weights": self.loaded.weights_hash,
+            "device": self.net.device.type,
+            "attention": self.loaded.attention,
+            "threads": torch.get_num_threads(),
+            "processes": self.processes.n,
+        }
+
+    def pieces(self, request: TuningRequest) -> TuningPieces:
+        return TuningPieces.open(request.study.path, self.key(request), self.processes)
+
+    def experiment(self, request: TuningRequest, pieces: TuningPieces) -> Experiment:
+        return Experiment(request, self.net, self.original, self.windows, pieces, self.progress)
 
 
 def _in_float32(loaded: LoadedModel) -> Anatomy:
@@ -133,31 +129,35 @@ def _in_float32(loaded: LoadedModel) -> Anatomy:
     return net
 
 
-def _key(request: TuningRequest, loaded: LoadedModel, net: Anatomy, processes: Processes) -> dict[str, Any]:
-    """What pieces of an experiment depend on."""
-    return {
-        "inputs": dict(request.inputs),
-        "settings": request.resolved,
-        "weights": loaded.weights_hash,
-        "device": net.device.type,
-        "attention": loaded.attention,
-        "threads": torch.get_num_threads(),
-        "processes": processes.n,
-    }
+def _experiment(request: TuningRequest, visit: _Visit) -> None:
+    pieces = visit.pieces(request)
+    experiment = visit.experiment(request, pieces)
+    found = experiment.run()
+    if visit.processes.leads:
+        _write(request, visit, experiment, found)
+        if request.is_timed:
+            _record_timing(request, tuning_timing(request, visit.net, experiment.timed()))
+        pieces.remove()
 
 
-def _write(
-    request: TuningRequest,
-    loaded: LoadedModel,
-    net: Anatomy,
-    experiment: Experiment,
-    found: Found,
-    pieces: TuningPieces,
-    key: Mapping[str, Any],
-) -> None:
-    experiment.keep(loaded.name, request.study)
-    work = list(work_rows(request, flops_of(net), found.gates))
-    facts = {"versions": {name: metadata.version(name) for name in COMPUTED_WITH}, **key}
+def _seconds_alone(request: TuningRequest, visit: _Visit) -> None:
+    """Of a study whose scores are there. What is timed is trained again where it was not kept."""
+    alone = timed_alone(request)
+    pieces = visit.pieces(alone)
+    ways = kept_ways(request, visit.net)
+    if ways is None:
+        experiment = visit.experiment(alone, pieces)
+        experiment.train()
+        ways = experiment.timed()
+    if visit.processes.leads:
+        _record_timing(request, tuning_timing(request, visit.net, ways))
+        pieces.remove()
+
+
+def _write(request: TuningRequest, visit: _Visit, experiment: Experiment, found: Found) -> None:
+    experiment.keep(visit.loaded.name, request.study)
+    work = list(work_rows(request, flops_of(visit.net), found.gates))
+    facts = {"versions": {name: metadata.version(name) for name in COMPUTED_WITH}, **visit.key(request)}
     with StagedStudy.writing(request.study) as study:
         before = study.provenance().get(STEP, {"outputs": {}})["outputs"]
         against = {arm: ARMS[arm].against for arm in request.arms}
@@ -169,9 +169,6 @@ def _write(
         STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts
     )
     drop_stale(request.study)
-    if request.is_timed:
-        _record_timing(request, tuning_timing(request, net, experiment.timed()))
-    pieces.remove()
 
 
 def _record_timing(request: TuningRequest, table: pa.Table) -> None:

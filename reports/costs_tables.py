@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from . import costs_findings as said
-from . import findings, published, text, verdicts
+from . import findings, text, verdicts
 from .results import Results
 from .sections import LAYER, grouping
 from .tables import Column, Inner, Row, between, house, value
@@ -18,7 +18,7 @@ _CHANGE, _CHANGES = text.change, text.change_interval
 _NATS, _ENDS = text.nats, text.nats_interval
 
 
-def _cell(key: str) -> Inner:
+def cell(key: str) -> Inner:
     """The sign of a verdict, the change of perplexity and its simultaneous interval."""
 
     def show(one: Row) -> str:
@@ -29,7 +29,7 @@ def _cell(key: str) -> Inner:
     return Inner(key, show, fields)
 
 
-def _pivot(rows: pl.DataFrame, key: str) -> list[dict[str, Any]]:
+def pivot(rows: pl.DataFrame, key: str) -> list[dict[str, Any]]:
     """One row a store and layer, the rows of the table under their values of `key`."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for row in rows.sort("series", "layer", maintain_order=True).to_dicts():
@@ -45,13 +45,13 @@ def every(results: Results) -> str:
     columns = [LAYER] + [
         Column(
             text.escape(text.name(name, 28)),
-            _cell(f"of {name}"),
+            cell(f"of {name}"),
             spanner=heads.get(name.partition("@")[0], "some tokens"),
         )
         for name in said.order(said.names(results))
     ]
     caption = "Change of perplexity by every replacement of one layer"
-    return house(_pivot(rows, "name"), columns, key="table-costs", caption=caption, group=grouping(results))
+    return house(pivot(rows, "name"), columns, key="table-costs", caption=caption, group=grouping(results))
 
 
 def detail(results: Results, name: str, key: str, caption: str) -> str:
@@ -154,24 +154,6 @@ def router_verdicts(results: Results) -> str:
     )
 
 
-def points(results: Results, layers: list[int]) -> str:
-    """Share against cost of everything that was measured, in the layers drawn."""
-    rows = said.harvested(results, "pareto").filter(
-        (pl.col("chosen") == said.ONE) & pl.col("layer").is_in(layers)
-    )
-    columns = [
-        LAYER,
-        Column("replaced", lambda row: text.name(row["name"], 32), number=False),
-        Column("went linear", value("linear_share", text.percent)),
-        Column("Δ [nats a token]", value("delta_nats", _NATS)),
-        Column("95 % interval", between("delta_lo", "delta_hi", _ENDS)),
-        Column("on the front", lambda row: "yes" if row["on_front"] else "", number=False),
-    ]
-    ordered = rows.sort("series", "layer", "linear_share", maintain_order=True).to_dicts()
-    caption = "Share of tokens against cost, of everything that was measured"
-    return house(ordered, columns, key="table-pareto", caption=caption, group=grouping(results))
-
-
 def sinks(results: Results) -> str:
     """Cost with and without the sinks replaced."""
     columns = [
@@ -243,51 +225,3 @@ def selection(results: Results) -> str:
 
 def _minus(value: float | None) -> float | None:
     return None if value is None else -value
-
-
-def beside_the_paper(results: Results) -> str:
-    """Ours beside the paper's, layer by layer, where the model is one of the paper's."""
-    first = results.harvest.row(0, named=True)
-    paper = published.of_model(first["model"], first["n_layers"])
-    if paper is None:
-        return ""
-    gate = said.main_gate(results)
-    ours = {"linear": said.LINEAR, "everywhere": said.LINEAR + said.EVERYWHERE, "gate": gate}
-    rows = {(row["series"], row["layer"]): row for row in _pivot(said.singles(results), "name")}
-    columns = [
-        LAYER,
-        Column("every MLP token linear", value("paper", _CHANGE), spanner=paper.model),
-        *(
-            [
-                Column("gate", value("paper gate", _CHANGE), spanner=paper.model),
-                Column("went linear", value("paper share", text.percent), spanner=paper.model),
-            ]
-            if paper.gated
-            else []
-        ),
-        *(
-            Column(heading, _cell(f"of {ours[key]}"), spanner="here")
-            for key, heading in (
-                ("everywhere", "every token linear"),
-                ("linear", "sinks left alone"),
-                ("gate", text.escape(text.name(gate or "", 28))),
-            )
-            if ours[key] in said.names(results)
-        ),
-    ]
-    lines = [
-        row
-        | {
-            "paper": paper.linear[layer],
-            "paper gate": paper.gated[layer] if paper.gated else None,
-            "paper share": _share(paper.share[layer]) if paper.share else None,
-        }
-        for (_, layer), row in rows.items()
-        if 0 <= layer < len(paper.linear)
-    ]
-    caption = f"What the paper published for {paper.model}, and what was measured here"
-    return house(lines, columns, key="table-published", caption=caption, group=grouping(results))
-
-
-def _share(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100

@@ -31,6 +31,7 @@ from nearline.reports import (
     losses_findings,
     losses_section,
     page,
+    pareto,
     published,
     report,
     sets_section,
@@ -324,7 +325,7 @@ def test_names_of_routers(name: str, family: str, share: float | None) -> None:
 
 
 def test_curves_of_routers_begin_at_the_model_and_end_at_the_map(results: Results) -> None:
-    families, points = costs_section._pareto_curves(results, 0)
+    families, points = pareto.drawn_curves(results, 0)
     assert families[:2] == ["gated@input", "random"]
     assert families[-1] == "oracle@error"
     linear = costs_findings.of_name(results, "linear").filter(pl.col("series") == 0)
