@@ -67,7 +67,7 @@ def test_the_model_is_visited_again(out: Path) -> None:
     study = Study.open(out / "studies" / MODELS[0])
     rows = study.table("interventions").to_pylist()
     alone = {(row["name"], row["layer"]) for row in rows if row["chosen"] == "one"}
-    assert alone == {(name, layer) for name in SWEEP.interventions for layer in (1, 4)}
+    assert alone == {(name, layer) for name in SWEEP.interventions for layer in (0, 4)}
     assert {row["store"] for row in rows} == {f"{MODELS[0]}-{CORPORA[0]}"} == {*SWEEP.stores}
     assert all(row["linear_share"] == 1.0 for row in rows if row["name"] == "linear")
     assert all(row["delta_lo"] <= row["delta_nats"] <= row["delta_hi"] for row in rows)
