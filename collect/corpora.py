@@ -103,6 +103,25 @@ def _rows_of(spec: str, options: CorpusOptions) -> Generator[Row]:
     return read_dataset(found, streaming=options.streaming)
 
 
+def require_readable(spec: str, options: CorpusOptions) -> None:
+    """Refuse, as a harvest would, a corpus in a file here whose first row is none: no such field or column,
+    nothing that a document can be. Costs that row, or the head of an array; a look at text files and data
+    sets costs more, and is left to the harvest."""
+    kind, rest = ("docs", "") if spec in RESERVED else split_spec(spec)
+    if kind == "ids":
+        from .token_files import open_ids
+
+        open_ids(Path(rest))
+    if kind not in ("jsonl", "parquet"):
+        return
+    with closing(_rows_of(spec, options)) as rows:
+        first = next(rows, None)
+    if first is None:
+        raise _no_text(portable(spec))
+    if options.include is None and options.exclude is None:  # which may leave this row out
+        _document(first)
+
+
 def _of_ids(spec: str, options: CorpusOptions) -> Corpus:
     """A corpus of token ids. Where the documents of a stream end, only its tokenizer may say
     (token_files.bounded): it is whole here, and the choice is made among the documents found in it."""
@@ -216,8 +235,12 @@ def _taken(rows: Iterable[Row], spec: str, choice: Choice) -> tuple[list[Documen
         if choice.named:
             choice.require_known(spec, known)
             raise UsageError(f"{spec}: include and exclude leave no document with text in it.")
-        raise UsageError(f"{spec}: the corpus holds no text; give at least one document that is not empty.")
+        raise _no_text(spec)
     return full, known if all_read else None
+
+
+def _no_text(spec: str) -> UsageError:
+    return UsageError(f"{spec}: the corpus holds no text; give at least one document that is not empty.")
 
 
 def _document(row: Row) -> Document:

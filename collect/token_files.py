@@ -35,12 +35,7 @@ logger = logging.getLogger("nearline")
 
 def read_ids(path: Path) -> tuple[str, list[Document]]:
     """The file's name, and its rows as Documents NAME:0, NAME:1, …, or the one stream in it."""
-    values = _load(path)
-    if values.ndim not in (1, 2) or values.dtype.kind not in "iu" or values.size == 0:
-        raise UsageError(
-            f"ids:{path}: holds an array of shape {values.shape} and dtype {values.dtype}; token ids are "
-            f"integers in one dimension or two. {HOW_TO_WRITE}"
-        )
+    values = open_ids(path)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > INT32_MAX:
         wrong = low if low < 0 else high
@@ -54,6 +49,17 @@ def read_ids(path: Path) -> tuple[str, list[Document]]:
     if ids.ndim == 1:
         return path.name, [Document(path.name, ids=ids)]
     return path.name, [Document(f"{path.name}:{number}", ids=row) for number, row in enumerate(ids)]
+
+
+def open_ids(path: Path) -> np.ndarray:
+    """The array in a file, mapped, once its head says that it can hold token ids."""
+    values = _load(path)
+    if values.ndim not in (1, 2) or values.dtype.kind not in "iu" or values.size == 0:
+        raise UsageError(
+            f"ids:{path}: holds an array of shape {values.shape} and dtype {values.dtype}; token ids are "
+            f"integers in one dimension or two. {HOW_TO_WRITE}"
+        )
+    return values
 
 
 def _load(path: Path) -> np.ndarray:

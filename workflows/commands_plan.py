@@ -79,4 +79,4 @@ def _plan_of_study(
     from .study_checks import checked_study
     from .study_plan import plan_study
 
-    show_runs.plan(plan_study(checked_study(Path(settings)), probe=probe), as_json)
+    show_runs.plan(plan_study(checked_study(Path(settings), corpora=True), probe=probe), as_json)

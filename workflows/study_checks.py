@@ -27,11 +27,16 @@ from .study_steps import MEASURED, has_gated, needs_losses
 _KNOWN_NEEDS: Final = (*NEEDS, *BROUGHT_BY)
 
 
-def checked_study(path: Path, out: str | Path | None = None) -> Whole:
-    """The study that a settings file describes, with nothing wrong that can be known beforehand."""
+def checked_study(path: Path, out: str | Path | None = None, *, corpora: bool = False) -> Whole:
+    """The study that a settings file describes, with nothing wrong that can be known beforehand. `corpora`:
+    look into those that are here and not harvested yet."""
     mistakes = Mistakes()
     whole = read_study(path, out, mistakes=mistakes)
     check_study(whole, mistakes)
+    for store in (store for model in whole.models for store in model.stores if corpora):
+        with mistakes.here():
+            if not (store.path / "SEALED").exists():
+                _check_corpus(whole.path, store, mistakes)
     mistakes.tell(whole.path)
     return whole
 
@@ -79,11 +84,24 @@ def _check_files(said: Path, store: StoreJob, mistakes: Mistakes) -> None:
         path = corpus_files(settings.corpus)
         if path is not None and not path.exists():
             raise UsageError(f"{path} does not exist")
+    _check_corpus(said, store, mistakes)
     for key in ("include", "exclude"):
         with mistakes.here(f"{said}, [collect]"):
             named = getattr(settings, key)
             if named is not None and not Path(named).is_file():
                 raise UsageError(f"{key} = {named}: there is no such file")
+
+
+def _check_corpus(said: Path, store: StoreJob, mistakes: Mistakes) -> None:
+    """What a corpus in files holds is what its harvest will look for."""
+    settings = store.settings
+    path = corpus_files(settings.corpus)
+    if path is None or not path.exists():
+        return
+    from ..collect.corpora import CorpusOptions, require_readable
+
+    with mistakes.here(f"{said}, [[corpora]] {store.corpus}"):
+        require_readable(settings.corpus, CorpusOptions.of(settings))
 
 
 def _is_adapter(model: str) -> bool:
