@@ -227,6 +227,16 @@ def test_jobs_are_asked_before_any_runs() -> None:
     assert ran == ["first"]
 
 
+def test_a_step_behind_several_harvests_says_so() -> None:
+    stores = [
+        Job("collect", f"collect {name}", "a", lambda: Why("is new", "was new"), lambda _: None)
+        for name in "xyz"
+    ]
+    behind = Job("fit", "fit a", "a", lambda: None, lambda _: None)
+    assert planned((*stores, behind))[-1].why == "follows collect x and 2 more"
+    assert planned((*stores[:1], behind))[-1].why == "follows collect x"
+
+
 @pytest.mark.long
 def test_gates_of_losses_come_from_one_run(tmp_path: Path) -> None:
     """Losses, gates of them, the model gated by these: each needs the one before; then all are current."""

@@ -44,17 +44,19 @@ class Job:
 def planned(jobs: Sequence[Job]) -> tuple[Step, ...]:
     """What is known before anything runs. Whatever stands behind a job that has to run may have to, too."""
     steps: list[Step] = []
-    before: dict[str, str] = {}
+    before: dict[str, list[str]] = {}
     for job in jobs:
         # Stores do not follow from one another, everything else follows from them.
         if job.kind != "collect" and job.model in before:
-            steps.append(Step(job.name, f"follows {before[job.model]}", "to do"))
+            first, *others = before[job.model]
+            more = f" and {len(others)} more" if others else ""
+            steps.append(Step(job.name, f"follows {first}{more}", "to do"))
             continue
         why = job.why()
         if why is None:
             steps.append(Step(job.name, job.current, "current"))
         else:
-            before.setdefault(job.model, job.name)
+            before.setdefault(job.model, []).append(job.name)
             steps.append(Step(job.name, why.now, "to do"))
     return tuple(steps)
 
