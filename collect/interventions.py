@@ -120,6 +120,15 @@ def parse_interventions(names: Sequence[str]) -> tuple[Intervention, ...]:
     return tuple(dict.fromkeys(parse_intervention(name) for name in names))
 
 
+def check_rank(one: Intervention, width: int) -> None:
+    """A map of the residual stream has no rank above its width, at which it is the whole surrogate."""
+    if one.rank is not None and one.rank > width:
+        raise _refusal(
+            one.name,
+            f"the model is {width} wide: allowed are low_rank@1 to low_rank@{width}, which is linear",
+        )
+
+
 def _with_argument(text: str, bare: Intervention, argument: str) -> Intervention:
     match bare.kind:
         case "low_rank":

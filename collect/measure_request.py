@@ -19,7 +19,7 @@ from ..analyze.gathering import SURROGATES, check_files, gather
 from ..analyze.population import GATE, TEST, UNSEEN
 from ..store import Study, UsageError
 from .gate_digests import Gates, require_gates
-from .interventions import Intervention, parse_interventions
+from .interventions import Intervention, check_rank, parse_interventions
 from .measure_asked import LINEAR as LINEAR
 from .measure_asked import ROUTERS, Asked, by_default, drawn, has_sets
 from .measure_checks import check_gradient, check_lengths, check_need, check_sets
@@ -191,6 +191,7 @@ def _interventions(
     gates = require_gates(evidence.study, wanted, evidence.layers)
     for one in (*named, *joint):
         check_need(evidence, one, settings)
+        check_rank(one, evidence.fitted.reader.d_model)
     return drawn(named, settings), drawn(joint, settings), gates
 
 

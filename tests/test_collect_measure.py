@@ -421,6 +421,13 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("study", {"interventions": "gated@input.loss"}, UsageError, "none for loss: run `nearline analyze"),
     ("study", {"interventions": "oracle@loss:0.5"}, UsageError, "what is measured here"),
     ("study", {"interventions": "lineer"}, UsageError, "did you mean linear"),
+    (
+        "study",
+        {"interventions": "low_rank@33"},
+        UsageError,
+        "the model is 32 wide: allowed are low_rank@1 to",
+    ),
+    ("study", {"compound_with": "low_rank@33", "compound": "1+2"}, UsageError, "the model is 32 wide"),
     ("study", {"sequence_length": "64"}, UsageError, "at most 24 tokens"),
     ("study", {"compound": "1+9"}, UsageError, "layer 9 is not among those"),
     ("study", {"validate_estimate": True}, UsageError, "--sites .mlp_output_grad"),

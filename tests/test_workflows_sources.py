@@ -69,3 +69,37 @@ def test_a_plan_needs_no_corpus_and_takes_a_good_one(
     files: Path, capsys: pytest.CaptureFixture[str], corpus: str
 ) -> None:
     assert refused(capsys, "plan", corpus=corpus) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("tiny-pythai", "did you mean 'tiny-pythia'? Bundled models are tiny-gpt2, tiny-pythia"),
+        ("my model", "there is no such folder, and it is not a hub id (OWNER/NAME)"),
+    ],
+)
+def test_a_model_that_none_can_be(
+    files: Path, capsys: pytest.CaptureFixture[str], model: str, words: str
+) -> None:
+    for command in ("plan", "--dry-run"):
+        code, said = refused(capsys, command, model=f'{model}"\nname = "mine')
+        assert code == 2
+        assert said.startswith(f"nearline: study.toml, [[models]] mine: model {model!r}: ")
+        assert words in said
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("model", ["tiny-pythia", "owner/name", "./to-be-copied-here"])
+def test_a_plan_needs_no_model(files: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    named = f'{model}"\nname = "mine'
+    assert refused(capsys, "plan", model=named) == (0, "")
+
+
+def test_a_rank_above_the_width_of_a_model(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of its whole width it is the surrogate itself, which is allowed."""
+    for rank, words in ((192, ""), (193, "allowed are low_rank@1 to low_rank@192, which is linear")):
+        named = f'docs:python"\n[measure]\ninterventions = ["linear", "low_rank@{rank}'
+        text = STUDY.format(model="tiny-gpt2", corpus=named).removesuffix('"\n') + '"]\n'
+        Path("study.toml").write_text(text, encoding="utf-8")
+        assert run(["plan", "study.toml", "--no-probe"]) == (2 if words else 0)
+        assert words in capsys.readouterr().err

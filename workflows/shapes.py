@@ -93,7 +93,10 @@ def _config_path(store: StoreJob) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    found = try_to_load_from_cache(settings.model, "config.json", revision=settings.revision)
+    try:
+        found = try_to_load_from_cache(settings.model, "config.json", revision=settings.revision)
+    except ValueError:  # a name that the Hub has for no model
+        return None
     return Path(found) if isinstance(found, str) else None
 
 

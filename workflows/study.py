@@ -17,8 +17,9 @@ from ..store.settings import nearest_known
 from .mistakes import Mistakes
 from .records import why_collect
 from .steps import Job, Step, planned, run_jobs
-from .study_checks import check_sources, check_study
+from .study_checks import check_study
 from .study_settings import StoreJob, Whole, read_study
+from .study_sources import check_sources
 from .study_steps import KINDS, jobs_of
 
 

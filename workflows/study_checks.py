@@ -1,27 +1,24 @@
-"""What can be said of a study before any step: layers that no model has, gates that no analysis makes, files
-that are not there.
+"""What can be said of a study before any step: layers that no model has, gates that no analysis makes.
 
-In: a `Whole`, and which harvests have to run. Out: of each mistake one sentence that names the file and the
-table, but for those that follow from others. Cost: a look at files; no torch is loaded.
+In: a `Whole`. Out: of each mistake one sentence that names the file and the table, but for those that follow
+from others. Cost: a look at the configurations of models; no torch is loaded.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from ..analyze.evidence import BROUGHT_BY
 from ..analyze.gate_features import choose_features
 from ..analyze.needs import LOSS_ESTIMATE, NEEDS
-from ..collect.bundled_models import BUNDLED
-from ..collect.interventions import parse_interventions
+from ..collect.interventions import check_rank, parse_interventions
 from ..collect.measure_settings import chosen_set, layers_of_set
 from ..store import UsageError
 from ..store.dtypes import GRADIENT
 from ..store.settings import nearest_known, parse_layers
 from .mistakes import Follows, Mistakes
 from .shapes import at_hand, check_shape, shape_of
-from .study_paths import corpus_files, model_folder
-from .study_settings import ModelStudy, StoreJob, Whole, read_study
+from .study_settings import ModelStudy, Whole, read_study
+from .study_sources import check_corpora, check_model
 from .study_steps import MEASURED, has_gated, needs_losses
 
 _KNOWN_NEEDS: Final = (*NEEDS, *BROUGHT_BY)
@@ -33,10 +30,8 @@ def checked_study(path: Path, out: str | Path | None = None, *, corpora: bool = 
     mistakes = Mistakes()
     whole = read_study(path, out, mistakes=mistakes)
     check_study(whole, mistakes)
-    for store in (store for model in whole.models for store in model.stores if corpora):
-        with mistakes.here():
-            if not (store.path / "SEALED").exists():
-                _check_corpus(whole.path, store, mistakes)
+    if corpora:
+        check_corpora(whole, mistakes)
     mistakes.tell(whole.path)
     return whole
 
@@ -46,6 +41,7 @@ def check_study(whole: Whole, mistakes: Mistakes) -> None:
     for model in (model for model in whole.models if model.stores):
         for store in model.stores:
             with mistakes.here():
+                check_model(whole.path, store, mistakes)
                 check_shape(whole.path, model, store)
         _check_sites(whole, model, mistakes)
         _check_layers(whole, model, mistakes)
@@ -62,51 +58,6 @@ def check_study(whole: Whole, mistakes: Mistakes) -> None:
                 raise UsageError(
                     "nofly compares corpora, and there is one; name another in [[corpora]], or other analyses"
                 )
-
-
-def check_sources(whole: Whole, wanted: Callable[[StoreJob], bool], mistakes: Mistakes) -> None:
-    """What harvests that have to run are made from is there. `wanted`: whether one has to."""
-    for store in (store for model in whole.models for store in model.stores):
-        with mistakes.here():
-            if wanted(store):
-                _check_files(whole.path, store, mistakes)
-
-
-def _check_files(said: Path, store: StoreJob, mistakes: Mistakes) -> None:
-    settings = store.settings
-    with mistakes.here(f"{said}, [[models]] {store.model}"):
-        if settings.model not in BUNDLED and settings.adapter is None and not _is_adapter(settings.model):
-            from ..collect.sources import find, require_weights
-
-            source = find(settings.model, gguf_file=settings.gguf_file)
-            require_weights(source, allow_pickle=settings.allow_pickle)
-    with mistakes.here(f"{said}, [[corpora]] {store.corpus}"):
-        path = corpus_files(settings.corpus)
-        if path is not None and not path.exists():
-            raise UsageError(f"{path} does not exist")
-    _check_corpus(said, store, mistakes)
-    for key in ("include", "exclude"):
-        with mistakes.here(f"{said}, [collect]"):
-            named = getattr(settings, key)
-            if named is not None and not Path(named).is_file():
-                raise UsageError(f"{key} = {named}: there is no such file")
-
-
-def _check_corpus(said: Path, store: StoreJob, mistakes: Mistakes) -> None:
-    """What a corpus in files holds is what its harvest will look for."""
-    settings = store.settings
-    path = corpus_files(settings.corpus)
-    if path is None or not path.exists():
-        return
-    from ..collect.corpora import CorpusOptions, require_readable
-
-    with mistakes.here(f"{said}, [[corpora]] {store.corpus}"):
-        require_readable(settings.corpus, CorpusOptions.of(settings))
-
-
-def _is_adapter(model: str) -> bool:
-    folder = model_folder(model)
-    return folder is not None and (folder / "adapter_config.json").is_file()
 
 
 def _check_layers(whole: Whole, model: ModelStudy, mistakes: Mistakes) -> None:
@@ -163,12 +114,19 @@ def _require_layers(said: str, model: ModelStudy, asked: set[int], there: set[in
 
 
 def _check_names(whole: Whole, model: ModelStudy, mistakes: Mistakes) -> None:
-    """Interventions and sets of features are those that there are."""
+    """Interventions and sets of features are those that there are, and ranks those of a model as wide."""
+    width: int | None = None
+    for look in (lambda: at_hand(model.stores[0]), lambda: shape_of(model)):
+        with mistakes.here():
+            shape = look()
+            width = width if shape is None else shape.d_model
     for name in ("interventions", "compound_with"):
         with mistakes.here():
             for one in getattr(model.measure, name):
                 with mistakes.here(f"{whole.path}, [measure]"):
-                    parse_interventions([one])
+                    named = parse_interventions([one])[0]
+                    if width is not None:
+                        check_rank(named, width)
     with mistakes.here():
         for one in model.analyze.features:
             with mistakes.here(f"{whole.path}, [analyze]"):
