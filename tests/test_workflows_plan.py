@@ -25,6 +25,7 @@ from nearline.workflows.plan_measure import losses_passes, measure_passes
 from nearline.workflows.plan_passes import Passes, block_flops, head_flops, spread
 from nearline.workflows.plan_speed import Speed
 from nearline.workflows.plan_tuning import finetune_passes
+from nearline.workflows.show_runs import plan as show_plan
 from nearline.workflows.study_plan import plan_study
 from nearline.workflows.study_settings import ModelStudy, read_study
 from nearline.workflows.study_tables import Shape
@@ -252,6 +253,21 @@ def test_layers_that_stand_for_the_cheapest_are_spread(n: int) -> None:
     order = spread(tuple(range(10, 10 + n)))
     assert sorted(order) == list(range(10, 10 + n))
     assert order[0] == 10 + n // 2
+
+
+def test_a_plan_of_known_shapes_is_time_at_a_stated_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan_study(read_study(PAPER), probe=False)
+    each = [*found.stores, *(one for one in found.steps if not one.on_cores)]
+    assert found.flops == pytest.approx(sum(one.flops or 0 for one in each))
+    show_plan(replace(found, cpu_hours=0.00022, device_hours=3.21), as_json=False)
+    printed = capsys.readouterr().out
+    assert (
+        f"{found.flops:.2g} operations together, {found.flops / 3.6e17:.1f} h at a sustained 100 T" in printed
+    )
+    assert " ".join(next(line for line in printed.splitlines() if "0.8 s" in line).split()) == (
+        "all, harvests too 0.8 s 3.2 h"
+    )
+    assert "(20 groups a split)" in printed
 
 
 def test_a_plan_is_a_page_and_loads_no_torch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 from nearline.workflows import progress as module
-from nearline.workflows.progress import PlainProgress, duration_text, rate_text
+from nearline.workflows.progress import PlainProgress, duration_text, rate_text, short_duration_text
 from rich.console import Console
 
 
@@ -44,6 +44,23 @@ def test_bar_shows_counts_on_a_terminal() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.001, "under 0.1 s"),
+        (0.79, "0.8 s"),
+        (59.6, "60 s"),
+        (59.9, "1.0 min"),
+        (725, "12 min"),
+        (3599, "1.0 h"),
+        (11_556, "3.2 h"),
+        (4e6, "1,111 h"),
+    ],
+)
+def test_estimates_have_two_digits(seconds: float, text: str) -> None:
+    assert short_duration_text(seconds) == text
 
 
 def test_rate_of_instant_work_is_no_error() -> None:

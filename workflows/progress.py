@@ -30,6 +30,18 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
+def short_duration_text(seconds: float) -> str:
+    """Two digits of an estimate: `0.8 s`, `12 min`, `3.2 h`."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 0.995 * size:
+            return _two_digits(seconds / size, unit)
+    return _two_digits(seconds, "s") if seconds >= 0.05 else "under 0.1 s"
+
+
+def _two_digits(value: float, unit: str) -> str:
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
+
+
 class PlainProgress:
     """A line now and then; remembers only the stage in hand."""
 

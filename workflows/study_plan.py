@@ -69,7 +69,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StudyPlan:
-    """A whole study. Totals are None where a part is not known."""
+    """A whole study. Totals are None where a part is not known. `flops`: of all steps that run a model."""
 
     settings: Path
     out: Path
@@ -77,6 +77,7 @@ class StudyPlan:
     steps: tuple[StepPlan, ...]
     bytes: int | None
     objects: int | None
+    flops: float | None
     cpu_hours: float | None
     device_hours: float | None
 
@@ -86,7 +87,7 @@ def plan_study(whole: Whole, *, probe: bool = True) -> StudyPlan:
     speed = probed() if probe else None
     stores = [plan_store(model, store) for model in whole.models for store in model.stores]
     steps = [step for model in whole.models for step in plan_steps(model, speed)]
-    on_device = [one.device_hours for one in (*stores, *(one for one in steps if not one.on_cores))]
+    on_device = [*stores, *(one for one in steps if not one.on_cores)]
     return StudyPlan(
         settings=whole.path,
         out=whole.out,
@@ -94,8 +95,9 @@ def plan_study(whole: Whole, *, probe: bool = True) -> StudyPlan:
         steps=tuple(steps),
         bytes=_total([one.bytes for one in stores]),
         objects=_total([one.objects for one in stores]),
+        flops=_total([one.flops for one in on_device]),
         cpu_hours=_total([one.cpu_hours for one in steps if one.on_cores]),
-        device_hours=_total(on_device),
+        device_hours=_total([one.device_hours for one in on_device]),
     )
 
 
