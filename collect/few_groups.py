@@ -1,69 +1,123 @@
 """Whether rows come from enough groups of documents to be judged by: a plan in, a note or None out.
 
 A verdict on a layer is of the independent groups that its test rows come from, not of rows: long windows of
-a few documents give many rows and no verdict. Cost: one pass over the plan's sequences.
+a few documents give many rows and no verdict. What the note advises was tried: the corpus is planned again
+with it, by the function that plans a harvest, so that whoever follows the advice gets no other note. Cost:
+one pass over the plan's sequences; where there are too few groups, about a dozen plans of up to twice as many
+rows as are advised.
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from ..store.errors import UsageError
 from ..store.plan import SPLITS, Plan
 
 ENOUGH_GROUPS = 20  # of documents; under this an analysis gives no verdict
-KEEP_PARTS = (8, 4, 2)
-USABLE = 0.75  # of a corpus's tokens: short windows drop out, and one split is used up before the others
-# More windows of one share bring groups that are there already, so that they grow a little slower than rows.
-SLOWER = 1.25
+KEEP_PARTS = (8, 4, 2)  # the first one that is enough is advised: the more groups, the narrower intervals
+DIGITS = 3  # of an advised number of tokens
+FEWER = 0.7  # of the tokens without a share: a smaller saving is not worth a second setting
+CLOSE = 1.05  # an advised number may be so much more than needed
+
+# Plans the same corpus and settings with other tokens and another share of the sequences (None: all).
+Replan = Callable[[int, Fraction | None], Plan]
 
 
 def few_groups_note(
     plan: Plan,
     groups: Int32[np.ndarray, "document"],
     splits: UInt8[np.ndarray, "document"],
-    n_corpus_tokens: int,
+    replan: Replan,
     keep: Fraction | None = None,
 ) -> str | None:
     """A sentence with what to do where rows to fit, or to test, come from too few groups. `keep`: the share
     of the sequences that are kept now.
     """
     found: list[str] = []
-    more_are_there, windows, least = False, True, ENOUGH_GROUPS
-    of_sequence = plan.block_split[plan.sequence_block]
-    for split in ("fit", "test"):
-        code = SPLITS.index(split)
-        stored = np.unique(groups[plan.document[of_sequence == code]]).size
-        there = np.unique(groups[splits == code]).size
+    enough_are_there = True
+    for split, stored in _stored_groups(plan, groups).items():
+        there = np.unique(groups[splits == SPLITS.index(split)]).size
         if stored < ENOUGH_GROUPS:
             found.append(
                 f"its {split} rows from {stored} of the corpus's {there} {split} groups of documents"
             )
-            more_are_there |= stored < there
-            least = min(least, max(1, stored))
-            windows = windows and int(np.count_nonzero(of_sequence == code)) >= ENOUGH_GROUPS
+        enough_are_there &= there >= ENOUGH_GROUPS
     if not found:
         return None
-    advice = "take a corpus with more documents"
-    if more_are_there:
-        tokens = math.ceil(plan.n_tokens * ENOUGH_GROUPS / least * SLOWER / 1000) * 1000
-        advice = _more_groups(plan.n_tokens, tokens, n_corpus_tokens, keep or Fraction(1), windows=windows)
+    advice = _advice(plan.n_tokens, groups, replan, keep) if enough_are_there else None
+    advice = advice or "take a corpus with more documents"
     return f"this store will have {' and '.join(found)}; a verdict needs {ENOUGH_GROUPS} groups: {advice}"
 
 
-def _more_groups(n_tokens: int, tokens: int, n_corpus_tokens: int, keep: Fraction, *, windows: bool) -> str:
-    """Rows from more of the corpus: `keep` only where there are windows enough for as many groups, and as
-    small as leaves enough tokens for as many rows. `tokens`: as many as may be enough.
+def _stored_groups(plan: Plan, groups: Int32[np.ndarray, "document"]) -> dict[str, int]:
+    """How many groups of documents the rows to fit and to test come from."""
+    of_sequence = plan.block_split[plan.sequence_block]
+    return {
+        split: np.unique(groups[plan.document[of_sequence == SPLITS.index(split)]]).size
+        for split in ("fit", "test")
+    }
+
+
+def _advice(n_tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | None) -> str | None:
+    """A smaller share alone where it has as many rows; else more tokens, with a share where that takes fewer.
+    None: nothing of this is enough.
     """
-    advice = "raise tokens"
-    if tokens <= USABLE * keep * n_corpus_tokens:
-        advice += f" to {tokens:,} or so"
-    shares = [
-        f"1/{part}"
-        for part in KEEP_PARTS
-        if part * n_tokens <= USABLE * n_corpus_tokens and Fraction(1, part) < keep
-    ]
-    if not windows:
-        return f"{advice}, or lower sequence_length: a window has one document, and there are too few windows"
-    return advice + (f", or set keep to {shares[0]} of the sequences" if shares else "")
+    shares = [share for part in KEEP_PARTS if (share := Fraction(1, part)) < (keep or 1)]
+    alone = next((one for one in shares if _rows_if_enough(n_tokens, groups, replan, one) == n_tokens), None)
+    raised = _enough_tokens(n_tokens, groups, replan, keep)
+    if alone is not None:
+        more = "" if raised is None else f", or raise tokens to {raised:,}"
+        return f"set keep to {alone} of the sequences{more}"
+    for share in shares:
+        tokens = _enough_tokens(n_tokens, groups, replan, share)
+        if tokens is not None and (raised is None or tokens <= FEWER * raised):
+            more = "" if raised is None else f", or tokens alone to {raised:,}"
+            return f"raise tokens to {tokens:,} and set keep to {share} of the sequences{more}"
+    return None if raised is None else f"raise tokens to {raised:,}"
+
+
+def _enough_tokens(n_tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | None) -> int | None:
+    """Tokens above `n_tokens` that are there and enough, and few more than needed: twice as many until they
+    are, then between the last two. More than the corpus has are none.
+    """
+    low, high = n_tokens, _rounded(2 * n_tokens)
+    while (rows := _rows_if_enough(high, groups, replan, keep)) is None:
+        if _rows(high, replan, keep) < high:
+            return None
+        low, high = high, 2 * high
+    if rows < high:  # all that there are
+        high = rows
+        if high <= low or _rows_if_enough(high, groups, replan, keep) != high:
+            return None
+    while high > CLOSE * low and (middle := _rounded(math.isqrt(low * high))) < high:
+        if _rows_if_enough(middle, groups, replan, keep) == middle:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _rows_if_enough(tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | None) -> int | None:
+    """Rows of a plan that has groups enough."""
+    try:
+        plan = replan(tokens, keep)
+    except UsageError:  # too few tokens for a block of each split
+        return None
+    return plan.n_tokens if min(_stored_groups(plan, groups).values()) >= ENOUGH_GROUPS else None
+
+
+def _rows(tokens: int, replan: Replan, keep: Fraction | None) -> int:
+    try:
+        return replan(tokens, keep).n_tokens
+    except UsageError:
+        return 0
+
+
+def _rounded(tokens: int) -> int:
+    """Up, to so many digits."""
+    step = 10 ** max(0, len(str(tokens)) - DIGITS)
+    return math.ceil(tokens / step) * step

@@ -21,7 +21,7 @@ from .anatomy import Anatomy
 from .block_rows import block_rows
 from .buffers import Shape
 from .corpora import Corpus
-from .few_groups import few_groups_note
+from .few_groups import Replan, few_groups_note
 from .needs import Needs, check_needs, needs_of, working_device
 from .planning import Planned, assign_splits, build_plan, reachable_tokens
 from .settings import HarvestSettings
@@ -47,6 +47,7 @@ class Prepared:
     splits: np.ndarray
     planned: Planned
     shape: Shape
+    replan: Replan  # the same documents with other tokens and another share of the sequences
     n_sums: int = 0  # of a layer, where sums are stored instead of rows
     keep: Fraction | None = None  # share of the sequences
 
@@ -58,8 +59,7 @@ class Prepared:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is worth saying about the rows before they are collected."""
-        n_tokens = sum(map(len, self.tokens.ids))
-        few = few_groups_note(self.planned.plan, self.groups, self.splits, n_tokens, self.keep)
+        few = few_groups_note(self.planned.plan, self.groups, self.splits, self.replan, self.keep)
         return tuple(note for note in (self.planned.note, few) if note)
 
     @property
@@ -89,20 +89,20 @@ def prepare(
     groups = corpus.groups()
     splits = assign_splits(groups, hashes, seed=settings.seed)
     lengths = np.array([len(ids) for ids in tokens.ids], np.int64)
-    reachable = reachable_tokens(lengths, splits, cutting, settings.tokens, hashes)
     # Sums are over the rows that a harvest of these settings would store: its block decides which they are.
     stored = dataclasses.replace(row, sites=DEFAULT_SITES) if settings.moments_only else row
-    block = block_rows(reachable, stored.sizes, settings)
-    planned = build_plan(
-        lengths,
-        splits,
-        hashes,
-        tokens=settings.tokens,
-        block=block,
-        cutting=cutting,
-        bos_places=tokens.bos_places,
-    )
-    shape = dataclasses.replace(row, block=block)
+
+    def planned_with(n_tokens: int, keep: Fraction | None) -> Planned:
+        cut = dataclasses.replace(cutting, keep=keep)
+        reachable = reachable_tokens(lengths, splits, cut, n_tokens, hashes)
+        block = block_rows(reachable, stored.sizes, settings)
+        places = tokens.bos_places
+        return build_plan(
+            lengths, splits, hashes, tokens=n_tokens, block=block, cutting=cut, bos_places=places
+        )
+
+    planned = planned_with(settings.tokens, settings.kept_share)
+    shape = dataclasses.replace(row, block=planned.plan.block)
     prepared = Prepared(
         anatomy,
         corpus,
@@ -112,6 +112,7 @@ def prepare(
         splits,
         planned,
         shape,
+        lambda n_tokens, keep: planned_with(n_tokens, keep).plan,
         settings.n_sums,
         settings.kept_share,
     )
