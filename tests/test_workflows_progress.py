@@ -63,5 +63,33 @@ def test_estimates_have_two_digits(seconds: float, text: str) -> None:
     assert short_duration_text(seconds) == text
 
 
-def test_rate_of_instant_work_is_no_error() -> None:
-    assert rate_text(0, 0.0, "tokens") == "0 tokens/s"
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [
+        (0.0, "0 steps/s"),
+        (1234.4, "1,234 steps/s"),
+        (1.26, "1.3 steps/s"),
+        (0.25, "0.25 steps/s"),
+        (0.04, "2.4 steps/min"),
+        (1 / 3600, "1 steps/h"),
+    ],
+)
+def test_slow_rates_have_two_digits(per_s: float, text: str) -> None:
+    assert rate_text(per_s, "steps") == text
+
+
+def test_what_was_there_already_says_no_rate_and_the_last_minute_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that goes on counts sixty kept steps at once, then takes 10 s a step, and later 100 s."""
+    times = [0.0, 0.1, 10.1, 20.1, 30.1, 130.1, 230.1]
+    clock = iter(times)
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        for done in (30, 60, 61, 62, 63, 64, 65):
+            progress("finetune", done, 100, "steps")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "finetune: 61 of 100 steps (0.1 steps/s, 6 min 30 s left)"
+    assert lines[2] == "finetune: 63 of 100 steps (0.1 steps/s, 6 min 10 s left)"
+    assert lines[4] == "finetune: 65 of 100 steps (0.6 steps/min, 58 min 20 s left)"

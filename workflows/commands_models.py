@@ -15,6 +15,7 @@ from ..store.settings import parse_layers
 from . import show_costs as show
 from .app import Config, FinetuneFlags, Json, MeasureFlags, app
 from .flags import given, read_toml
+from .interrupted import saying_what_is_kept
 from .progress import progress_for
 
 
@@ -42,7 +43,7 @@ def measure(
     folder = local_path(study, "study")
     from ..collect.measuring import measure as run  # torch, once the settings are known to be good
 
-    with progress_for() as progress:
+    with progress_for() as progress, saying_what_is_kept("measure"):
         measured = run(folder, settings, progress)
     show.costs(measured, as_json)
 
@@ -74,7 +75,7 @@ def finetune(
     folder = local_path(study, "study")
     from ..collect.tuning import finetune as run  # torch, once the settings are known to be good
 
-    with progress_for() as progress:
+    with progress_for() as progress, saying_what_is_kept("finetune"):
         tuned = run(folder, settings, progress)
     if ranks_of(HarvestSettings()).rank == 0:  # under torchrun all processes end here
         show.tuned(tuned, as_json)

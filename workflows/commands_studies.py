@@ -13,6 +13,7 @@ from ..store.local import local_path
 from . import show_studies as show
 from .app import AnalyzeFlags, Config, FitFlags, Json, app
 from .flags import given, read_toml
+from .interrupted import saying_what_is_kept
 from .progress import progress_for
 
 
@@ -42,7 +43,7 @@ def fit(
 
     settings = parse({**flatten_compute(read_toml(config)), **given(flags)})
     folder = local_path(study, "study")
-    with progress_for() as progress:
+    with progress_for() as progress, saying_what_is_kept("fit"):
         run(folder, parse_stores(stores), settings, progress)
     show.study(folder, as_json)
 
@@ -69,7 +70,7 @@ def analyze(
     from ..analyze.compute_settings import flatten_compute
 
     settings = parse({**flatten_compute(read_toml(config)), **given(flags)})
-    with progress_for() as progress:
+    with progress_for() as progress, saying_what_is_kept("analyze"):
         result = run(local_path(study, "study"), settings, progress)
     show.analyses(result, as_json)
 

@@ -7,6 +7,7 @@ over within two seconds prints nothing. Cost: a clock read per call.
 
 import sys
 import time
+from collections import deque
 from types import TracebackType
 from typing import TextIO
 
@@ -15,11 +16,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 QUIET_S = 2.0  # shorter work needs no announcement
 LINE_EVERY_S = 10.0  # a log of an eight-hour run stays readable
+RECENT_S = 60.0  # what the rate and the time left are of: work is not as fast at its end as at its beginning
+AT_ONCE_S = 1.0  # what is done by then was there already: a run that goes on counts it, and it says no rate
+_PER = ((1, "s"), (60, "min"), (3600, "h"))
 
 
-def rate_text(done: float, seconds: float, unit: str) -> str:
-    """`1,234 tokens/s`."""
-    return f"{done / max(seconds, 1e-9):,.0f} {unit}/s"
+def rate_text(per_s: float, unit: str) -> str:
+    """`1,234 tokens/s`, `0.25 steps/s`, `2.4 steps/min`: two digits of slow work."""
+    scale, per = next((one for one in _PER if per_s * one[0] >= 0.1), _PER[-1] if per_s else _PER[0])
+    rate = per_s * scale
+    return f"{rate:,.0f} {unit}/{per}" if rate >= 9.95 else f"{rate:.2g} {unit}/{per}"
 
 
 def duration_text(seconds: float) -> str:
@@ -42,26 +48,47 @@ def _two_digits(value: float, unit: str) -> str:
     return f"{value:.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
 
 
+class _Recent:
+    """Done a second in the last minute, or since the last report but one where that is longer ago."""
+
+    def __init__(self, now: float, done: int) -> None:
+        self.began = now
+        self._points = deque([(now, done)])
+
+    def rate(self, now: float, done: int) -> float:
+        """As of a report now."""
+        points = self._points
+        if now - self.began < AT_ONCE_S:
+            points[0] = (now, done)
+            return 0.0
+        while len(points) > 1 and now - points[1][0] >= RECENT_S:
+            points.popleft()
+        since, before = points[0]
+        if now - points[-1][0] >= AT_ONCE_S:
+            points.append((now, done))
+        return (done - before) / max(now - since, 1e-9)
+
+
 class PlainProgress:
     """A line now and then; remembers only the stage in hand."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._stage = ""
-        self._start_s = self._last_s = 0.0
+        self._last_s = 0.0
 
     def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
         now = time.monotonic()
         if stage != self._stage:
-            self._stage, self._start_s, self._last_s = stage, now, now
-        elapsed = now - self._start_s
+            self._stage, self._recent, self._last_s = stage, _Recent(now, done), now
+        elapsed, rate = now - self._recent.began, self._recent.rate(now, done)
         if elapsed < QUIET_S or (now - self._last_s < LINE_EVERY_S and done < total):
             return
         self._last_s = now
-        left = duration_text(elapsed * (total - done) / max(done, 1))
-        end = f"done in {duration_text(elapsed)}" if done >= total else f"{left} left"
+        end = f"{duration_text((total - done) / rate)} left" if rate else "time left unknown"
+        end = f"done in {duration_text(elapsed)}" if done >= total else end
         print(
-            f"{stage}: {done:,} of {total:,} {unit} ({rate_text(done, elapsed, unit)}, {end})",
+            f"{stage}: {done:,} of {total:,} {unit} ({rate_text(rate, unit)}, {end})",
             file=self._stream,
             flush=True,
         )
@@ -83,15 +110,16 @@ class BarProgress:
             TextColumn("{task.fields[counts]}"),
             TimeRemainingColumn(compact=True),
             console=console or Console(stderr=True),
+            speed_estimate_period=RECENT_S,
         )
-        self._tasks: dict[str, tuple[TaskID, float]] = {}
+        self._tasks: dict[str, tuple[TaskID, _Recent]] = {}
 
     def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
         if stage not in self._tasks:
             task = self._progress.add_task(stage, total=total, counts="")
-            self._tasks[stage] = (task, time.monotonic())
-        task, start_s = self._tasks[stage]
-        rate = rate_text(done, time.monotonic() - start_s, unit)
+            self._tasks[stage] = (task, _Recent(time.monotonic(), done))
+        task, recent = self._tasks[stage]
+        rate = rate_text(recent.rate(time.monotonic(), done), unit)
         self._progress.update(task, completed=done, total=total, counts=f"{done:,}/{total:,} {unit}  {rate}")
 
     def __enter__(self) -> "BarProgress":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..store import Progress, silent
+from .interrupted import saying_what_is_kept
 from .reasons import Why
 
 State = Literal["done", "current", "to do"]
@@ -74,5 +75,6 @@ def _done(job: Job, progress: Progress) -> Step:
     if why is None:
         return Step(job.name, job.current, "current")
     _LOG.info("%s: %s", job.name, why.now)
-    job.run(progress)
+    with saying_what_is_kept(job.kind, job.name):
+        job.run(progress)
     return Step(job.name, why.then, "done")
