@@ -21,14 +21,16 @@ Row = Mapping[str, Any]
 
 def costs(study: Study, as_json: bool) -> None:
     """Of each intervention on single layers the median change of perplexity and the layers it costs something
-    in; of each set of layers what it costs.
+    in; of each set of layers what it costs. Two tables: numbers of one are over layers, of the other over
+    documents, and the headings say so.
     """
     rows = study.table("interventions").to_pylist()
     if as_json:
         return print_json({"study": study.path, "interventions": [_without_nan(row) for row in rows]})
-    lines = [*_singles(rows), *(_set(row) for row in rows if row["chosen"] != ONE)]
-    if lines:
-        print_table(lines, list(lines[0]))
+    for lines in (_singles(rows), [_set(row) for row in rows if row["chosen"] != ONE]):
+        if lines:
+            print_table(lines, list(lines[0]))
+            print()
     print(f"study: {study.path}\nnext: nearline report {typed(study.path)}")
     return None
 
@@ -53,8 +55,8 @@ def _line(key: tuple[str, int, str], rows: Sequence[Row]) -> dict[str, str]:
         "window": str(length),
         "replaced": name,
         "layers": "one at a time",
-        "went linear": _share([row["linear_share"] for row in rows]),
-        "perplexity": shown,
+        "went linear: median": _share([row["linear_share"] for row in rows]),
+        "perplexity: median (range) over layers": shown,
         "costs something": ", ".join(found),
     }
 
@@ -68,7 +70,7 @@ def _set(row: Row) -> dict[str, str]:
         "replaced": row["name"],
         "layers": row["layers"].replace(",", "+"),
         "went linear": _share([row["linear_share"]]),
-        "perplexity": f"{row['ppl_pct']:+.2f} %{ends}",
+        "perplexity [95 % interval]": f"{row['ppl_pct']:+.2f} %{ends}",
         "costs something": row["verdict"],
     }
 
