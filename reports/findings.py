@@ -1,8 +1,7 @@
 """The sentences of the page: what the tables say, in words, with numbers rounded as the tables round them.
 
-In: frames of `Results`. Out: plain text, not yet escaped. The summary answers "which MLPs of this model are
-nearly linear?"; the other sentences title the figures and are their alternative text. Cost: nothing to
-speak of.
+In: frames of `Results`. Out: plain text, not yet escaped. These sentences title the figures and are their
+alternative text; the answer of the page is that of `overview`. Cost: nothing to speak of.
 """
 
 from collections.abc import Callable
@@ -54,12 +53,29 @@ def model(results: Results) -> str:
 
 def claim(results: Results) -> str:
     """What "nearly linear" means here, in one sentence."""
-    return (
-        "An MLP counts as nearly linear when one linear map, fitted on other documents, explains at "
-        f"least {100 * results.claim_at:g} % of the variance of its output (R² ≥ "
+    said = (
+        "An MLP counts as nearly linear when one linear map, fitted on other documents of the same corpus, "
+        f"explains at least {100 * results.claim_at:g} % of the variance of its output (R² ≥ "
         f"{results.claim_at:g}), and the {LEVEL} % interval that covers all layers at once lies wholly "
         "above that."
     )
+    away = (
+        " On a corpus that the maps were not fitted on, the same count says whether they transfer: a map "
+        "fitted there may do better."
+    )
+    return said + (away if moved(results) else "")
+
+
+def at_home(results: Results) -> list[int]:
+    """Stores that the maps were fitted on: there R² says how linear an MLP is."""
+    fitted = results.surrogates.group_by("series").agg((pl.col("store") == pl.col("fit_on")).all())
+    return sorted(fitted.filter(pl.col("store"))["series"].to_list())
+
+
+def moved(results: Results) -> list[int]:
+    """Stores on which maps of another store are scored: there R² says whether a map transfers."""
+    there = results.surrogates["series"].unique().to_list()
+    return sorted(set(there) - set(at_home(results)))
 
 
 def r2_words(row: dict) -> str:
@@ -77,48 +93,6 @@ def extremes(frame: pl.DataFrame, column: str) -> tuple[dict, dict] | None:
     """The rows with the lowest and the highest value of a column; None where it has no values."""
     known = frame.filter(pl.col(column).is_not_null() & pl.col(column).is_not_nan()).sort(column, "layer")
     return None if known.is_empty() else (known.row(0, named=True), known.row(-1, named=True))
-
-
-def _by_verdict(rows: pl.DataFrame) -> list[str]:
-    """`supported for layers 0–3`: each verdict that occurs, with its layers."""
-    parts = []
-    for verdict in VERDICTS:
-        layers = rows.filter(pl.col("verdict") == verdict)["layer"].to_list()
-        if layers:
-            parts.append(f"{verdict} for {text.layers(layers)}")
-    return parts
-
-
-def foreign(results: Results, rows: pl.DataFrame) -> str:
-    """Says so where the maps come from another store: their errors are then those of the move as well."""
-    here, fit_on = rows["store"].to_list()[:1], rows["fit_on"].unique().to_list()
-    if here == fit_on or len(fit_on) != 1:
-        return ""
-    known = fit_on[0] in results.stores
-    there = label(results, results.stores.index(fit_on[0])) if known else text.name(fit_on[0])
-    return f" under the maps fitted on {there}"
-
-
-def summary(results: Results, series: int) -> str:
-    """Which MLPs are nearly linear on one store: count, most and least linear layer, verdicts."""
-    rows = results.surrogates.filter(pl.col("series") == series)
-    supported = rows.filter(pl.col("verdict") == "supported").height
-    verb = "is" if supported == 1 else "are"
-    opening = f"{supported} of {rows.height} MLPs {verb} nearly linear{foreign(results, rows)}"
-    if set(rows["verdict"]) == {"too few documents"}:
-        opening = f"there are too few documents to say which of {rows.height} MLPs are nearly linear"
-    ends = extremes(rows, "r2_test")
-    if ends is None:
-        return f"{opening}: no layer has a held-out R²."
-    low, high = ends
-    if rows.height == 1:
-        most = f"layer {high['layer']} has {r2_words(high)}"
-    else:
-        most = (
-            f"layer {high['layer']} is the most linear: {r2_words(high)}; layer {low['layer']} the "
-            f"least: {r2_words(low)}"
-        )
-    return f"{opening}: {most}. Verdicts: {', '.join(_by_verdict(rows))}."
 
 
 def ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
@@ -162,20 +136,18 @@ def over_stores(parts: list[tuple[float, str, str]]) -> str:
 
 
 def r2(results: Results) -> str:
-    found = ranges(results, results.surrogates, "r2_test", text.number)
-    return f"One linear map explains held-out MLP output with an R² of {found}" if found else "No held-out R²"
-
-
-def single_tokens(results: Results, series: int) -> str:
-    """Says so where R² and `error` of a layer are about one token; empty where no token is that large."""
-    rows = results.surrogates.filter((pl.col("series") == series) & (pl.col("largest_row") > ONE_TOKEN))
-    if rows.is_empty():
-        return ""
-    each = [f"layer {row['layer']} ({text.percent(row['largest_row'])})" for row in rows.to_dicts()]
-    return (
-        "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
-        f"{text.listing(each)}: there R² and error speak of that token, not of the others."
+    away = moved(results)
+    home, far = (
+        ranges(results, results.surrogates.filter(series), "r2_test", text.number)
+        for series in (~pl.col("series").is_in(away), pl.col("series").is_in(away))
     )
+    if not home and not far:
+        return "No held-out R²"
+    said = "One linear map explains held-out MLP output with an R² of "
+    if not far:
+        return said + home
+    there = f"{far}, moved to a corpus that it was not fitted on"
+    return f"{said}{home}, where it was fitted; of {there}" if home else said + there
 
 
 def need(results: Results) -> str:

@@ -15,7 +15,7 @@ from .layout import numbers, section
 from .multiples import Panel, curves, cut, domain_of
 from .results import Results
 from .tables import Column, house, value
-from .verdicts import SYMBOLS
+from .verdicts import LEGEND, heading
 
 KEY, HEADING = "models", "The models side by side"
 FLOOR = -0.25
@@ -25,7 +25,8 @@ PANELS = 6
 _DEPTH = (
     "R² on test documents against the depth of the layer, from the first (0 %) to the last (100 %), with "
     "95 % intervals for all layers at once; one panel a corpus. Models are comparable on one corpus only: "
-    "texts differ in how linear a layer is on them, and so do numbers of documents."
+    "texts differ in how linear a layer is on them, and so do numbers of documents. Where the maps were "
+    "<em>moved</em> from another corpus, R² says how well they transfer, not how linear a layer is."
 )
 
 
@@ -47,6 +48,7 @@ def rows(studies: Sequence[Results], names: Sequence[str]) -> list[dict[str, Any
             layers = results.surrogates.filter(pl.col("series") == at)
             verdicts = layers["verdict"].to_list()
             row: dict[str, Any] = {**harvest, "model": name, "corpus": findings.label(results, at)}
+            row["moved"] = at in findings.moved(results)
             row |= {verdict: verdicts.count(verdict) for verdict in findings.VERDICTS}
             row |= {"layers": layers.height, "r2": _median(layers, "r2_test")}
             low, high = findings.extremes(layers, "r2_test") or ({}, {})
@@ -62,8 +64,9 @@ def table(studies: Sequence[Results], names: Sequence[str]) -> str:
     columns = [
         Column("model", value("model", str), number=False),
         Column("corpus", value("corpus", str), number=False),
+        Column("maps", lambda row: "moved here" if row["moved"] else "fitted here", number=False),
         *(
-            Column(f"{SYMBOLS[verdict]} {verdict}", value(verdict, str), spanner="MLPs nearly linear")
+            Column(heading(verdict), value(verdict, str), spanner="MLPs nearly linear")
             for verdict in findings.VERDICTS
         ),
         Column("of", value("layers", str), spanner="MLPs nearly linear"),
@@ -77,26 +80,42 @@ def table(studies: Sequence[Results], names: Sequence[str]) -> str:
         Column("groups", value("n_groups_test", text.count), spanner="test rows"),
         Column("d", value("d_model", text.count)),
     ]
-    return house(
-        rows(studies, names), columns, key="table-models", caption="All models and corpora side by side"
-    )
+    caption = "All models and corpora side by side"
+    return house(rows(studies, names), columns, key="table-models", caption=caption) + LEGEND
 
 
 def _shared(studies: Sequence[Results]) -> list[str]:
-    """Corpora of two studies or more, in the order met; without any, each study's first stands for it."""
+    """Corpora of two studies or more, those that most studies fitted first, else in the order met; without
+    any, each study's first stands for it.
+    """
     corpora = [set(results.harvest["corpus"].to_list()) for results in studies]
     met = dict.fromkeys(one for results in studies for one in results.harvest["corpus"].to_list())
-    return [one for one in met if sum(one in there for there in corpora) > 1]
+    shared = [one for one in met if sum(one in there for there in corpora) > 1]
+    return sorted(shared, key=lambda one: len(_moved(studies, one)))
+
+
+def _store(results: Results, corpus: str) -> int:
+    """The first store of a corpus; one that was fitted before one that the maps moved to."""
+    there = [at for at, one in enumerate(results.harvest["corpus"].to_list()) if one == corpus]
+    away = findings.moved(results)
+    return min(there, key=lambda at: at in away)
+
+
+def _moved(studies: Sequence[Results], corpus: str) -> list[int]:
+    """Numbers of the studies whose maps come from another corpus than this."""
+    there = [at for at, one in enumerate(studies) if corpus in one.harvest["corpus"].to_list()]
+    return [at for at in there if _store(studies[at], corpus) in findings.moved(studies[at])]
 
 
 def _panel(studies: Sequence[Results], corpus: str | None) -> pl.DataFrame:
-    """R² over depth of each study on one corpus (its first store of it), the study's number as series."""
+    """R² over depth of each study on one corpus (one store of it), the study's number as series."""
     frames = []
     for number, results in enumerate(studies):
         corpora = results.harvest["corpus"].to_list()
         if corpus is not None and corpus not in corpora:
             continue
-        at = 0 if corpus is None else corpora.index(corpus)
+        home = next(iter(findings.at_home(results)), 0)
+        at = home if corpus is None else _store(results, corpus)
         last = max(1, int(results.harvest["n_layers"].to_list()[at]) - 1)
         mine = results.surrogates.filter(pl.col("series") == at)
         frames.append(
@@ -112,7 +131,7 @@ def _panel(studies: Sequence[Results], corpus: str | None) -> pl.DataFrame:
 
 
 def finding(studies: Sequence[Results], names: Sequence[str]) -> str:
-    """Each model's median R², on the first corpus that they share."""
+    """Each model's median R², on a corpus that they share, one that the maps were fitted on if there is."""
     shared = _shared(studies)
     first = shared[0] if shared else None
     parts = []
@@ -120,14 +139,27 @@ def finding(studies: Sequence[Results], names: Sequence[str]) -> str:
         median = _median(_panel(studies, first).filter(pl.col("series") == number), "value")
         if median is not None:
             parts.append(f"{text.number(median)} in {name}")
-    where = f"on {text.name(first, 60)}" if first is not None else "each on its first corpus"
-    return f"The median layer has an R² of {text.listing(parts)}, {where}"
+    said = f"The median layer has an R² of {text.listing(parts)}"
+    if first is None:
+        return f"{said}, each on the corpus that it was fitted on"
+    away = [names[at] for at in _moved(studies, first)]
+    maps = f" (maps moved there: {text.listing(away)})" if away else ", where the maps were fitted"
+    return f"{said}, on {text.name(first, 60)}{maps}"
+
+
+def _title(studies: Sequence[Results], corpus: str | None) -> str:
+    """What a panel shows, and whether the maps were moved to its corpus."""
+    if corpus is None:
+        return "the fitted corpus of each"
+    away, there = len(_moved(studies, corpus)), sum(corpus in one.harvest["corpus"] for one in studies)
+    words = "" if not away else " (maps moved)" if away == there else f" (maps of {away} moved)"
+    return f"{text.name(corpus, 40)}{words}"
 
 
 def render(studies: Sequence[Results], names: Sequence[str]) -> str:
     """The section."""
     shared: Sequence[str | None] = _shared(studies)[:PANELS] or [None]
-    titles = [text.name(one, 40) if one is not None else "the first corpus of each" for one in shared]
+    titles = [_title(studies, one) for one in shared]
     panels = [Panel(title, _panel(studies, one)) for title, one in zip(titles, shared, strict=True)]
     domain = domain_of(panels, (FLOOR, 1.0))
     drawn = figure(

@@ -1,78 +1,138 @@
-"""The answer on many corpora, in one short paragraph: from where to where, what all of them share, the worst.
+"""The answer to "which MLPs of this model are nearly linear?": from the corpus that the maps were fitted on.
 
-In: the table `surrogates` of `Results`. Out: plain text, not yet escaped. What `findings.summary` says of
-each corpus is in the tables below it. Cost: nothing to speak of.
+In: the table `surrogates` of `Results`. Out: plain text, not yet escaped. Test documents of the fitted corpus
+say how linear an MLP is. On any other corpus the same map is scored away from home: a low R² there may be the
+map's and not the MLP's, so that a sentence of its own says whether the maps transfer, and no layer is called
+more or less linear by it. Cost: nothing to speak of.
 """
 
 import polars as pl
 
-from . import text
-from .findings import ONE_TOKEN, extremes, foreign, label, r2_words
+from . import text, verdicts
+from .findings import ONE_TOKEN, VERDICTS, at_home, extremes, label, moved, r2_words
 from .results import Results
 
+SIGN = "R²\N{NO-BREAK SPACE}"
 
-def overview(results: Results) -> str:
-    """What `summary` says of one corpus, of many: from where to where, and which layers on all of them."""
-    rows = results.surrogates
-    stores = range(len(results.stores))
-    judged = [at for at in stores if _verdicts(rows, at) != {"too few documents"}]
-    counts, n = [], rows["layer"].n_unique()
-    for at in judged:
-        mine = rows.filter((pl.col("series") == at) & (pl.col("verdict") == "supported"))
-        counts.append((mine.height, label(results, at, 40), set(mine["layer"])))
-    if counts:
-        unsure = rows.filter(pl.col("series").is_in(judged) & (pl.col("verdict") == "cannot tell")).height
-        open_ = f"; cannot tell in {unsure} of {n * len(judged)} pairs of layer and corpus" if unsure else ""
-        opening = f"{_ends(counts, n, len(results.stores))} nearly linear{_common(counts)}{open_}"
-    else:
-        opening = f"there are too few documents to say which of {n} MLPs are nearly linear"
-    moved = any(foreign(results, rows.filter(pl.col("series") == at)) for at in stores)
-    maps = [text.name(str(one)) for one in rows["fit_on"].unique(maintain_order=True).to_list()]
-    opening += f" (maps fitted on {text.listing(maps)})" if moved else ""
-    silent = len(results.stores) - len(judged)
-    few = (
-        f" {silent} of {len(results.stores)} corpora have too few documents for a verdict." if silent else ""
-    )
-    ends = extremes(rows.filter(pl.col("series").is_in(judged or list(stores))), "r2_test")
+
+def paragraphs(results: Results) -> list[tuple[str, str]]:
+    """How each paragraph of the answer opens, and the rest of it."""
+    away, found = moved(results), []
+    for at in at_home(results):
+        where = f"On {label(results, at)}{', where the maps were fitted' if away else ''},"
+        found.append((where, f"{summary(results, at)} {single_tokens(results, at)}".strip()))
+    if away:
+        many = f"{len(away)} {'other ' if found else ''}corpora" if len(away) > 1 else label(results, away[0])
+        found.append((f"Moved to {many},", f"{transfer(results)} {lone_tokens(results)}".strip()))
+    return found
+
+
+def summary(results: Results, series: int) -> str:
+    """Which MLPs are nearly linear on one store: count, most and least linear layer, verdicts."""
+    rows = results.surrogates.filter(pl.col("series") == series)
+    supported = rows.filter(pl.col("verdict") == "supported").height
+    verb = "is" if supported == 1 else "are"
+    opening = f"{supported} of {rows.height} MLPs {verb} nearly linear"
+    if set(rows["verdict"]) == {"too few documents"}:
+        opening = f"there are too few documents to say which of {rows.height} MLPs are nearly linear"
+    ends = extremes(rows, "r2_test")
     if ends is None:
-        return f"{opening}. No layer has a held-out R².{few}"
-    least, most = (
-        f"layer {row['layer']} on {label(results, row['series'], 40)}: {r2_words(row)}" for row in ends
+        return f"{opening}: no layer has a held-out R²."
+    low, high = ends
+    if rows.height == 1:
+        most = f"layer {high['layer']} has {r2_words(high)}"
+    else:
+        most = (
+            f"layer {high['layer']} is the most linear{_by_point(rows, high)}: {r2_words(high)}; layer "
+            f"{low['layer']} the least{_by_point(rows, low)}: {r2_words(low)}"
+        )
+    return f"{opening}: {most}. Verdicts: {', '.join(_by_verdict(rows))}."
+
+
+def _by_point(rows: pl.DataFrame, end: dict) -> str:
+    """Says so where the interval of an extreme meets another layer's: the order may then be chance."""
+    low, high = end["r2_sim_lo"], end["r2_sim_hi"]
+    others = rows.filter(pl.col("layer") != end["layer"])
+    if low is None or high is None or others["r2_sim_lo"].null_count() or others["r2_sim_hi"].null_count():
+        return " by point estimate"
+    meets = (pl.col("r2_sim_lo") <= high) & (pl.col("r2_sim_hi") >= low)
+    return "" if others.filter(meets).is_empty() else " by point estimate"
+
+
+def _by_verdict(rows: pl.DataFrame) -> list[str]:
+    """`supported for layers 0–3`: each verdict that occurs, with its layers."""
+    parts = []
+    for verdict in VERDICTS:
+        layers = rows.filter(pl.col("verdict") == verdict)["layer"].to_list()
+        if layers:
+            parts.append(f"{verdict} for {text.layers(layers)}")
+    return parts
+
+
+def maps_of(results: Results) -> str:
+    """The name of the corpus that the maps were fitted on; of the store, where that is not in the study."""
+    names = results.surrogates["fit_on"].unique(maintain_order=True).to_list()
+    stores = results.stores
+    return text.listing(
+        [label(results, stores.index(one), 40) if one in stores else text.name(str(one)) for one in names]
     )
-    return f"{opening}. Most linear is {most}; least, {least}.{few if counts else ''}"
 
 
-def _ends(counts: list[tuple[int, str, set[int]]], n: int, n_stores: int) -> str:
-    """`on each of them 1 of 30 MLPs is`, `1 (on docs:python) to 4 (on docs:stdlib) of 30 MLPs are`."""
-    low, high = (pick(counts, key=lambda one: one[0]) for pick in (min, max))
-    if high[0] == 0:
-        return f"no MLP of {n} is"
-    if low[0] == high[0]:
-        those = "them" if len(counts) == n_stores else f"the {len(counts)} with enough documents"
-        where = f"on {low[1]}" if len(counts) == 1 else f"on each of {those}"
-        return f"{where} {low[0]} of {n} MLPs {'is' if low[0] == 1 else 'are'}"
-    return f"{low[0] or 'none'} (on {low[1]}) to {high[0]} (on {high[1]}) of {n} MLPs are"
+def transfer(results: Results) -> str:
+    """Whether the maps hold on the corpora that they were not fitted on."""
+    away = moved(results)
+    rows = results.surrogates.filter(pl.col("series").is_in(away))
+    each = [(at, rows.filter(pl.col("series") == at)) for at in away]
+    named = [(f" on {label(results, at, 40)}" if len(away) > 1 else "", frame) for at, frame in each]
+    kept = f"R² ≥ {results.claim_at:g} is kept {verdicts.families(named)}{_common(each)}"
+    judged = rows.filter(pl.col("verdict") != "too few documents")
+    ends = extremes(rows if judged.is_empty() else judged, "r2_test")
+    reach = ""
+    if ends is not None:
+        where = dict(zip(away, (where for where, _ in named), strict=True))
+        least, most = (
+            f"{r2_words(row).removeprefix(SIGN)} (layer\N{NO-BREAK SPACE}{row['layer']}"
+            f"{where[row['series']]})"
+            for row in ends
+        )
+        reach = f" By point estimate {SIGN}goes from {least} to {most}."
+    return (
+        f"the same maps of {maps_of(results)} are scored again: {kept}.{reach} This asks whether a map "
+        "transfers, not how linear the MLP is there."
+    )
 
 
-def _common(counts: list[tuple[int, str, set[int]]]) -> str:
-    """The layers that every corpus supports."""
-    common = sorted(set.intersection(*(layers for *_, layers in counts)))
-    return f", {text.layers(common)} everywhere" if common else ""
+def _common(each: list[tuple[int, pl.DataFrame]]) -> str:
+    """The layers whose map keeps its R² on every corpus that has a verdict."""
+    judged = [frame for _, frame in each if set(frame["verdict"]) != {"too few documents"}]
+    kept = [set(frame.filter(pl.col("verdict") == "supported")["layer"]) for frame in judged]
+    common = sorted(set.intersection(*kept)) if kept else []
+    every = " on every one with enough documents" if len(judged) > 1 else ""
+    return f": {text.layers(common)}{every}" if common else ""
 
 
-def _verdicts(rows: pl.DataFrame, series: int) -> set[str]:
-    return set(rows.filter(pl.col("series") == series)["verdict"].to_list())
+def single_tokens(results: Results, series: int) -> str:
+    """Says so where R² and `error` of a layer are about one token; empty where no token is that large."""
+    rows = results.surrogates.filter((pl.col("series") == series) & (pl.col("largest_row") > ONE_TOKEN))
+    if rows.is_empty():
+        return ""
+    each = [f"layer {row['layer']} ({text.percent(row['largest_row'])})" for row in rows.to_dicts()]
+    return (
+        "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
+        f"{text.listing(each)}: there R² and error speak of that token, not of the others."
+    )
 
 
 def lone_tokens(results: Results) -> str:
-    """The same over many corpora: in how many cases, and the worst."""
-    rows = results.surrogates.filter(pl.col("largest_row") > ONE_TOKEN).sort("largest_row", descending=True)
-    if rows.is_empty():
+    """The same over the corpora that the maps moved to: in how many cases, and the worst."""
+    rows = results.surrogates.filter(pl.col("series").is_in(moved(results)))
+    large = rows.filter(pl.col("largest_row") > ONE_TOKEN).sort("largest_row", descending=True)
+    if large.is_empty():
         return ""
-    worst = rows.row(0, named=True)
+    worst = large.row(0, named=True)
     return (
         "One test token carries more than half of the variance of the output, Σ‖y − ȳ‖², in "
-        f"{rows.height} of {results.surrogates.height} pairs of layer and corpus, most in layer "
+        f"{large.height} of {rows.height} pairs of layer and corpus, most in layer "
         f"{worst['layer']} on {label(results, worst['series'], 40)} ({text.percent(worst['largest_row'])}): "
         "there R² and error speak of that token, not of the others."
     )

@@ -34,15 +34,10 @@ from .results import Results
 
 
 def answers(results: Results) -> str:
-    """The answer in one paragraph a store; of many stores, in one for all of them."""
-    n = len(results.stores)
-    if n > findings.FEW:
-        words = f"{overview.overview(results)} {overview.lone_tokens(results)}".strip()
-        return f'<p class="answer"><b>On {n} corpora,</b> {text.escape(words)}</p>'
+    """The answer: a paragraph on the corpus that was fitted, and one on the maps elsewhere."""
     return "\n".join(
-        f'<p class="answer"><b>On {text.escape(findings.label(results, at))},</b> '
-        f"{text.escape(f'{findings.summary(results, at)} {findings.single_tokens(results, at)}'.strip())}</p>"
-        for at in range(n)
+        f'<p class="answer"><b>{text.escape(opening)}</b> {text.escape(words)}</p>'
+        for opening, words in overview.paragraphs(results)
     )
 
 
@@ -114,8 +109,8 @@ def _need(results: Results) -> str:
 
 
 def _panels(results: Results) -> list[tuple[int, str]]:
-    """The most linear, the middle and the least linear layer of the first store, in the order of layers."""
-    rows = results.surrogates.filter(pl.col("series") == 0)
+    """The most, the middle and the least linear layer where maps were fitted, in the order of layers."""
+    rows = results.surrogates.filter(pl.col("series") == next(iter(findings.at_home(results)), 0))
     low, high = findings.extremes(rows, "r2_test") or ({}, {})
     words = {low.get("layer"): ", the least linear", high.get("layer"): ", the most linear"}
     layers = findings.representatives(rows, "r2_test")
@@ -163,13 +158,16 @@ def _skew(results: Results) -> str:
 
 def _tokens(results: Results) -> str:
     """Examples of every layer, store by store; the most and the least linear layer start unfolded."""
-    parts, most = [], examples.each(results.examples)
+    parts, most, away = [], examples.each(results.examples), findings.moved(results)
     longest = results.examples.filter(pl.col("need") == "error")["rank"].max()
     shown = reading.tokens_shown(most) if isinstance(longest, int) and longest > most else ""
     for at in range(len(results.stores)):
         rows = results.surrogates.filter(pl.col("series") == at)
         low, high = findings.extremes(rows, "r2_test") or ({}, {})
-        words = {low.get("layer"): ", the least linear", high.get("layer"): ", the most linear"}
+        ends = (
+            (", the lowest", ", the highest") if at in away else (", the least linear", ", the most linear")
+        )
+        words = dict(zip((low.get("layer"), high.get("layer")), ends, strict=True))
         titles = {
             row[
                 "layer"

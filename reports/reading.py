@@ -13,6 +13,7 @@ R2 = (
     "that the map explains no better than its mean output."
 )
 SURROGATE_COLUMNS = (
+    "<em>Maps</em> that were <em>moved</em> come from another corpus: their R² says how well they transfer. "
     "<em>Simultaneous</em> intervals hold for all layers at once; <em>fit</em> is in-sample; "
     "<em>folds</em> is cross-validated over groups of documents and chose alpha (both only where the "
     "maps were fitted); <em>contribution</em> is R² of what the MLP adds to the residual stream "
@@ -87,8 +88,9 @@ _DEFINITIONS = (
     ),
     (
         "Interval",
-        "Cluster-t over groups at 95 %, linearised or jackknifed. <em>All layers at once</em>: max-t, wide "
-        "enough to hold for every layer together.",
+        "Cluster-t over groups at 95 %, linearised or jackknifed. <em>All layers at once</em>: wide enough "
+        "to hold for every layer together, by the smallest p over layers under random signs of the groups "
+        "(min-p of Westfall and Young).",
     ),
 )
 

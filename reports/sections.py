@@ -12,7 +12,7 @@ import polars as pl
 from . import findings, text
 from .results import Results
 from .tables import Column, Row, between, house, value
-from .verdicts import SYMBOLS, cell
+from .verdicts import LEGEND, cell, heading
 
 
 def grouping(results: Results) -> Callable[[Row], str] | None:
@@ -21,6 +21,8 @@ def grouping(results: Results) -> Callable[[Row], str] | None:
     return None if len(names) == 1 else lambda row: names[row["series"]]
 
 
+HOMES = {False: "Fitted here: how linear the MLPs are", True: "The same maps, moved: whether they transfer"}
+"""What a verdict is about, by whether the maps come from another corpus."""
 LAYER = Column("layer", value("layer", str))
 NEED = Column("need", lambda row: findings.need_name(row["need"]), number=False)
 
@@ -36,22 +38,28 @@ def ordered(results: Results, table: str) -> pl.DataFrame:
 def verdicts(results: Results) -> str:
     """How many layers have which verdict, store by store."""
     rows: list[dict[str, Any]] = []
-    for series in range(len(results.stores)):
+    away = findings.moved(results)
+    for series in sorted(range(len(results.stores)), key=lambda series: series in away):
         found = results.surrogates.filter(pl.col("series") == series)["verdict"].to_list()
         counts = {verdict: found.count(verdict) for verdict in findings.VERDICTS}
-        rows.append({"label": findings.label(results, series), "all": len(found), **counts})
+        label, moved = findings.label(results, series), series in away
+        rows.append({"label": label, "away": moved, "all": len(found), **counts})
     columns = [
         Column("corpus", value("label", str), number=False),
-        *(Column(f"{SYMBOLS[verdict]} {verdict}", value(verdict, str)) for verdict in findings.VERDICTS),
+        *(Column(heading(verdict), value(verdict, str)) for verdict in findings.VERDICTS),
         Column("MLPs", value("all", str)),
     ]
-    return house(rows, columns, key="table-verdicts", caption="Verdicts by corpus")
+    head = (lambda row: HOMES[row["away"]]) if away else None
+    return house(rows, columns, key="table-verdicts", caption="Verdicts by corpus", group=head) + LEGEND
 
 
 def surrogates(results: Results) -> str:
-    """How well one linear map stands in for each MLP."""
+    """How well one linear map stands in for each MLP, and whether it was fitted on that corpus."""
+    away = findings.moved(results)
+    maps = Column("maps", lambda row: "moved" if row["series"] in away else "fitted here", number=False)
     columns = [
         LAYER,
+        *([maps] if away else []),
         Column("verdict", cell, number=False, markup=True),
         Column("test", value("r2_test"), spanner="R²"),
         Column("95 % interval", between("r2_lo", "r2_hi"), spanner="R²"),

@@ -33,6 +33,16 @@ cell = value("verdict", _words)
 """A verdict as a cell of a table: its sign and its words, as HTML."""
 
 
+def heading(verdict: str) -> str:
+    """The heading of a column of counts, as HTML: on a phone its sign alone, which `LEGEND` explains."""
+    return f'{SYMBOLS[verdict]}<span class="word"> {verdict}</span>'
+
+
+_SIGNS = ", ".join(f"{symbol}\N{NO-BREAK SPACE}{verdict}" for verdict, symbol in SYMBOLS.items())
+LEGEND = f'<p class="note legend">{_SIGNS}</p>'
+"""What the signs mean, below a table of counts; shown where the screen is too narrow for words in it."""
+
+
 def marked(row: Row, what: str) -> str:
     """A number behind the sign of its verdict."""
     return f"{symbol(row['verdict'])} {what}"
@@ -146,9 +156,9 @@ def table(
         lines.append({**names, "all": len(found), **counts, **holm})
     columns = [
         *(Column(text.escape(head), value(head, str), number=False) for head in heads),
-        *(Column(f"{SYMBOLS[verdict]} {verdict}", value(verdict, str)) for verdict in findings.VERDICTS),
+        *(Column(heading(verdict), value(verdict, str)) for verdict in findings.VERDICTS),
         *([] if above is None else [Column("by Holm", value("holm", str))]),
         Column("layers", value("all", str)),
     ]
     head = None if group is None else (lambda row: row[group])
-    return house(lines, columns, key=key, caption=caption, group=head) if lines else ""
+    return house(lines, columns, key=key, caption=caption, group=head) + LEGEND if lines else ""

@@ -116,6 +116,9 @@ def test_every_figure_is_drawn_once_and_nothing_is_wider_than_the_screen(
     outside = tab.evaluate("[...document.querySelectorAll('.table')].filter(one => "
                            "one.getBoundingClientRect().right > innerWidth).map(one => one.id)")  # fmt: skip
     assert outside == []
+    counts = tab.evaluate("[...document.querySelectorAll('[id$=-verdicts]')].filter(one => "
+                          "one.scrollWidth > one.clientWidth).map(one => one.id)")  # fmt: skip
+    assert counts == []
     shoot(tab, f"page-{width}")
     shoot(tab, f"figure-r2-{width}", "#figure-r2")
     shoot(tab, f"table-surrogates-{width}", "#table-surrogates")

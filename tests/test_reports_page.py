@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from helpers_reports import SETTINGS, make_results, make_tables, surrogate_row, write_study
-from helpers_reports_pages import HOSTILE, SCRIPT, Structure, draw_nothing, table
+from helpers_reports_pages import HOSTILE, SCRIPT, Structure, draw_nothing, plain, table
 from helpers_store import make_store
 from nearline.analyze.fit import fit
 from nearline.analyze.settings import FitSettings
-from nearline.reports import findings, harvested, page, provenance, report, verdicts
+from nearline.reports import findings, harvested, overview, page, provenance, report, verdicts
 from nearline.reports.columns import COLUMNS
 from nearline.reports.results import read
 from nearline.store import IncompleteError, Study, UsageError
@@ -101,16 +101,58 @@ def test_numbers_of_the_summary_stand_in_the_table(stores: tuple[str, ...]) -> N
     results = make_results(make_tables(stores, n_layers=6))
     document = page.render(results)
     cells = table(document, "table-surrogates")
-    for series in range(len(stores)):
-        sentence = findings.summary(results, series)
+    home, away = overview.summary(results, 0), overview.transfer(results) if len(stores) > 1 else ""
+    assert len(re.findall(r"−?\d+\.\d+", home)) == 6
+    assert len(re.findall(r"layer (\d+) (?:is|the)", home)) == 2
+    for sentence in (home, away.partition("kept")[2]):
         assert html.escape(sentence) in document
-        numbers = re.findall(r"−?\d+\.\d+", sentence)
-        assert len(numbers) == 6
-        assert ("under the maps fitted on" in sentence) == (series == 1)
-        assert all(number in cells for number in numbers)
+        assert all(number in cells for number in re.findall(r"−?\d+\.\d+", sentence))
         assert all(interval in cells for interval in re.findall(r"\[[^\]]+\]", sentence))
-        layers = [layer for layer in re.findall(r"layer (\d+) (?:is|the)", sentence)]
-        assert len(layers) == 2
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("stores", [("a", "b"), ("a", "b", "c"), ("only",)])
+def test_only_the_corpus_that_was_fitted_says_how_linear_an_mlp_is(stores: tuple[str, ...]) -> None:
+    """Moved maps do worse everywhere here, and rank the layers the other way round."""
+    rows = make_tables(stores, n_layers=3)
+    rows["surrogates"] = [
+        surrogate_row(
+            store,
+            layer,
+            0.95 - 0.2 * layer if store == stores[0] else 0.1 + 0.2 * layer,
+            0.01,
+            fit_on=stores[0],
+        )
+        for store in stores
+        for layer in range(3)
+    ]
+    results = make_results(rows)
+    document = page.render(results)
+    answers = plain(page.answers(results))
+    home, _, away = answers.partition("Moved to")
+    assert "1 of 3 MLPs is nearly linear: layer 0 is the most linear: R²\xa00.950" in home
+    assert "layer 2 the least: R²\xa00.550" in home
+    assert "linear" not in away.replace("not how linear the MLP is there", "")
+    assert bool(away) == (len(stores) > 1) == ("whether they transfer" in table(document, "table-verdicts"))
+    assert ("says whether they transfer" in findings.claim(results)) == (len(stores) > 1)
+    assert (" moved " in table(document, "table-surrogates")) == (len(stores) > 1)
+    if away:
+        assert "R²\xa0goes from 0.100 [" in away
+        assert away.endswith("This asks whether a map transfers, not how linear the MLP is there.")
+        assert findings.r2(results).startswith(
+            "One linear map explains held-out MLP output with an R² of 0.550 (layer\xa02) to 0.950"
+        )
+
+
+@pytest.mark.parametrize(("width", "words"), [(0.01, ""), (0.2, " by point estimate")])
+def test_an_extreme_that_may_be_chance_says_so(width: float, words: str) -> None:
+    rows = make_tables(("only",), n_layers=3)
+    rows["surrogates"] = [
+        surrogate_row("only", layer, 0.4 + 0.1 * layer, width, fit_on="only") for layer in range(3)
+    ]
+    said = overview.summary(make_results(rows), 0)
+    assert f"layer 2 is the most linear{words}: R²" in said
+    assert f"layer 0 the least{words}: R²" in said
 
 
 def test_counts_of_the_summary_are_those_of_the_verdicts(document: str, study: Path) -> None:
@@ -118,7 +160,10 @@ def test_counts_of_the_summary_are_those_of_the_verdicts(document: str, study: P
     for series, label in enumerate(("docs:python", "docs:scientific")):
         rows = results.surrogates.filter(results.surrogates["series"] == series)
         supported = rows.filter(rows["verdict"] == "supported").height
-        assert findings.summary(results, series).startswith(f"{supported} of 12 MLPs are nearly linear")
+        if series == 0:
+            assert overview.summary(results, 0).startswith(f"{supported} of 12 MLPs are nearly linear")
+        else:
+            assert f"kept in {supported} of 12 layers" in overview.transfer(results)
         row = re.search(rf"{label}((?:\s+\d+)+)", table(document, "table-verdicts"))
         assert row is not None
         assert int(row[1].split()[0]) == supported
@@ -132,7 +177,7 @@ def test_each_verdict_is_worded_where_it_is_given(verdict: str) -> None:
         surrogate_row("only", layer, 0.5, 0.01, fit_on="only", verdict=verdict) for layer in range(3)
     ]
     results = make_results(rows)
-    summary = findings.summary(results, 0)
+    summary = overview.summary(results, 0)
     assert f"Verdicts: {verdict} for layers 0–2." in summary
     # Zero of three would be an answer; too few documents give none.
     assert summary.startswith("there are too few") == (verdict == "too few documents")
@@ -262,7 +307,7 @@ def test_too_few_groups_leave_no_interval_but_a_page() -> None:
     ends = dict.fromkeys(("r2_lo", "r2_hi", "r2_sim_lo", "r2_sim_hi"), float("nan"))
     rows["surrogates"] = [row | ends | {"verdict": "too few documents"} for row in rows["surrogates"]]
     results = make_results(rows)
-    assert "[" not in findings.summary(results, 0)
+    assert "[" not in overview.summary(results, 0)
     assert not re.search(r"\bnan\b", page.render(results), re.IGNORECASE)
 
 
