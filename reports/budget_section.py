@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from . import dots, findings, text
+from . import costs_findings, dots, findings, text
 from .figure import figure
 from .layout import note, numbers, section
 from .results import Results
-from .tables import Column, Row, house, value
+from .tables import Column, Row, between, house, value
 
 KEY, HEADING = "budget", "Does it save time?"
 ORIGINAL = "original"
@@ -34,7 +34,9 @@ _FLOPS = (
     "A multiplication and an addition are two. Saved: of the MLPs of all layers, and of the whole model with "
     "attention at this length and the head; surrogates and gates are paid for. Parameters are given back "
     "only where no token needs the MLP any more: a gate keeps it, and so do the sinks where these are "
-    "left alone."
+    "left alone. <em>Went linear</em> is a share of all tokens here, sinks included; in the tables of cost, "
+    "of the tokens that a replacement may reach. <em>Perplexity</em>: what the same replacement costs on "
+    "test rows."
 )
 
 
@@ -105,17 +107,42 @@ def _time_figure(results: Results) -> str:
 
 
 def flops_finding(results: Results) -> str:
-    """The largest saving of FLOPs."""
+    """The largest saving of FLOPs, and what it costs in perplexity where that was measured."""
     rows = results.tables["budget"].filter((pl.col("name") != ORIGINAL) & pl.col("flops_saved").is_not_null())
     if rows.is_empty():
         return "FLOPs of the replaced models"
-    best = rows.sort("flops_saved").row(-1, named=True)
-    start = "By count" if results.has("timing") else "No seconds were measured; by count"
-    return (
-        f"{start}, {configuration(best)} saves most, whatever it costs: "
-        f"{text.percent(best['mlp_flops_saved'])} of the FLOPs of all MLPs, "
-        f"{text.percent(best['flops_saved'])} of the whole model's"
+    best = rows.sort("flops_saved", descending=True, maintain_order=True).row(0, named=True)
+    start = "Counted in FLOPs" if results.has("timing") else "No time was measured. Counted in FLOPs"
+    how = "their linear maps" if best["name"] == costs_findings.LINEAR else text.name(best["name"], 28)
+    cost = _cost(results, best)
+    price = (
+        "its cost in perplexity was not measured"
+        if cost is None
+        else f"it costs {costs_findings.changed(cost)} of perplexity{_where(results, cost)}"
     )
+    return (
+        f"{start}, replacing the MLPs of {_layers(best)} by {how} saves most: "
+        f"{text.percent(best['flops_saved'])} of those of the whole model, "
+        f"{text.percent(best['mlp_flops_saved'])} of those of all MLPs ({text.name(best['phase'], 20)}); "
+        f"{price}"
+    )
+
+
+def _where(results: Results, cost: Row) -> str:
+    return f" on {findings.label(results, cost['series'], 40)}" if len(results.stores) > 1 else ""
+
+
+def _cost(results: Results, row: Row) -> Row | None:
+    """What a replacement costs where its share was measured; on the first store, where that has no name."""
+    if not results.has("interventions"):
+        return None
+    found = costs_findings.harvested(results, "interventions").filter(
+        (pl.col("name") == row["name"]) & (pl.col("n_layers") == row["n_layers"])
+    )
+    layers = set(str(row["layers"]).split(","))
+    # The order in which layers were chosen is no other replacement.
+    same = [one for one in found.to_dicts() if set(str(one["layers"]).split(",")) == layers]
+    return next((one for one in same if row["store"] in (None, one["store"])), None)
 
 
 def times_table(results: Results, table: str = "timing", key: str = "table-times") -> str:
@@ -130,7 +157,7 @@ def times_table(results: Results, table: str = "timing", key: str = "table-times
     columns = [
         Column("configuration", configuration, number=False),
         Column("tokens", value("sequence_length", text.count)),
-        Column("went linear", value("share", text.percent)),
+        Column("went linear, of all tokens", value("share", text.percent)),
         Column("median", seconds, spanner="seconds a run"),
         Column("quartiles", quartiles, spanner="seconds a run"),
         Column("tokens a second", value("tokens_per_second", lambda one: text.number(one, 1))),
@@ -165,16 +192,22 @@ def flops_table(results: Results) -> str:
             return text.NONE if row["store"] is None else text.name(row["store"], 40)
         return findings.label(results, results.stores.index(row["store"]), 40)
 
+    def priced(row: Row) -> str:
+        return text.NONE if row["series"] is None else findings.label(results, row["series"], 40)
+
     modules = ("mlp", "surrogate", "gate", "attention", "other", "head", "total")
     spanner = "million FLOPs a token"
     columns = [
         Column("configuration", configuration, number=False),
         Column("share measured on", store, number=False),
         Column("tokens", value("sequence_length", text.count)),
-        Column("went linear", value("share", text.percent)),
+        Column("went linear, of all tokens", value("share", text.percent)),
         *(Column(name, value(f"{name}_flops", mega), spanner=spanner) for name in modules),
         Column("of MLPs", value("mlp_flops_saved", text.percent), spanner="FLOPs saved"),
         Column("of the model", value("flops_saved", text.percent), spanner="FLOPs saved"),
+        *([Column("on", priced, number=False, spanner="perplexity")] if len(results.stores) > 1 else []),
+        Column("change", value("ppl_pct", text.change), spanner="perplexity"),
+        Column("95 % interval", between("ppl_lo", "ppl_hi", text.change_interval), spanner="perplexity"),
         Column("of the model", value("parameters", text.count), spanner="parameters"),
         Column("saved", value("parameters_saved", text.count), spanner="parameters"),
         Column(
@@ -187,7 +220,12 @@ def flops_table(results: Results) -> str:
         first, "flops_saved", descending=[False, True], nulls_last=True, maintain_order=True
     )
     caption = flops_finding(results)
-    return house(ranked.to_dicts(), columns, key="table-flops", caption=caption, most=FLOPS_ROWS)
+    rows = [
+        row
+        | {name: (_cost(results, row) or {}).get(name) for name in ("ppl_pct", "ppl_lo", "ppl_hi", "series")}
+        for row in ranked.to_dicts()
+    ]
+    return house(rows, columns, key="table-flops", caption=caption, most=FLOPS_ROWS)
 
 
 def is_there(results: Results) -> bool:

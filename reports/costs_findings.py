@@ -4,8 +4,9 @@ In: the tables `interventions`, `routers`, `sinks`, `context_lengths` and `paper
 frames. A sentence says no more than the verdicts of its rows. Cost: nothing to speak of.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -17,6 +18,8 @@ ONE = "one"
 LINEAR, GATE, EVERYWHERE = "linear", "gated@input", "@all"
 CHEAP = 1.0
 """Percent of perplexity below which a replacement counts as cheap: the paper's bound."""
+WENT_LINEAR = "went linear, of tokens that may"
+"""Heading of a share among the tokens that a replacement reaches: where sinks keep the MLP, of the others."""
 
 _KINDS = {
     "linear": "the linear map at every token that the fit covers",
@@ -67,6 +70,12 @@ def harvested(results: Results, table: str) -> pl.DataFrame:
     joined = frame.join(own, on="series", how="left", maintain_order="left")
     wanted = pl.when(there).then(pl.col("own")).otherwise(longest)
     return joined.filter(pl.col("sequence_length") == wanted).drop("own")
+
+
+def changed(row: Mapping[str, Any]) -> str:
+    """`+7.99 [6.64, 9.35] %`: a change of perplexity and its interval, the unit once, behind both."""
+    ends, shown = text.change_interval(row["ppl_lo"], row["ppl_hi"]), text.change(row["ppl_pct"])
+    return shown if ends == text.NONE else f"{shown.removesuffix(text.PERCENT)} {ends}"
 
 
 def singles(results: Results) -> pl.DataFrame:

@@ -19,7 +19,7 @@ _COST = (
     "Change of perplexity on test rows when one MLP of the live model is replaced, paired over the same "
     "tokens: 100 · (exp Δ − 1), Δ in nats a token. Dashed: 0, the original. Bars or bands: 95 % intervals "
     "for all layers at once; where the whole bar lies above 0, the replacement costs something. Position 0 "
-    "and special tokens keep the MLP."
+    "and special tokens keep the MLP, and are left out of the shares that <em>went linear</em>."
 )
 _ROUTERS = (
     "What a router costs less than another at the same share of linear tokens, in nats a token, paired over "

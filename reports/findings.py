@@ -22,6 +22,9 @@ FEW = 2
 ONE_TOKEN = 0.5
 """Share of Σ‖y − ȳ‖² from which on one token decides a layer's R²."""
 
+SAME = 1e-6
+"""Spread, as a share of the mean, up to which errors are those of one vector."""
+
 LONG_TAIL = 1
 """Skewness above which a distribution counts as highly skewed (Bulmer, Principles of Statistics, 1979)."""
 
@@ -177,14 +180,37 @@ def histogram(results: Results) -> str:
     return f"{tail} is there in {tailed} of {rows.height} {cases}"
 
 
+def one_vector(results: Results) -> pl.DataFrame:
+    """Series and layers whose sinks all have one error: the same vector in every window, as a BOS token gives
+    at position 0. Such rows are one observation, however many there are.
+    """
+    same = pl.col("sd").fill_null(0.0) <= SAME * pl.col("mean").abs()
+    error = pl.col("mean").round_sig_figs(5).alias("sink_error")
+    return results.errors("sink").filter(same).select("series", "layer", error)
+
+
 def sinks(results: Results) -> str:
     rows = results.surrogates.filter(pl.col("r2_sink").is_not_null() & pl.col("r2_sink").is_not_nan())
     if rows.is_empty():
         return "No sinks were harvested: no position 0 and no special token among the test rows"
-    worse = rows.filter(pl.col("r2_sink") < pl.col("r2_test")).height
-    cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
-    worse_than = "The linear map, fitted without the sinks, explains them worse than the other tokens"
-    return f"{worse_than} in {worse} of {rows.height} {cases}"
+    known = rows.join(one_vector(results), on=["series", "layer"], how="left", maintain_order="left")
+    many = known.filter(pl.col("sink_error").is_null())
+    away = pl.col("series").is_in(moved(results))
+    alone = known.filter(pl.col("sink_error").is_not_null()).sort(
+        away, "series", "layer", maintain_order=True
+    )
+    once = alone.unique(["layer", "sink_error"], keep="first", maintain_order=True)
+    found = pl.concat([many, once])
+    worse = found.filter(pl.col("r2_sink") < pl.col("r2_test")).height
+    cases = "layers" if found["layer"].n_unique() == found.height else "pairs of layer and store"
+    counted = f"worse than the other tokens in {worse} of {found.height} {cases}"
+    if many.is_empty():
+        return (
+            "All sinks are one and the same vector, and count once: the linear map, fitted without it, "
+            f"explains it {counted}"
+        )
+    note = "" if once.is_empty() else " (where all are one and the same vector, they count once)"
+    return f"The linear map, fitted without the sinks, explains them {counted}{note}"
 
 
 def representatives(frame: pl.DataFrame, column: str) -> list[int]:

@@ -6,6 +6,8 @@ milliseconds a table.
 
 from typing import Any
 
+import polars as pl
+
 from . import findings, text, verdicts
 from . import losses_findings as said
 from .results import Results
@@ -59,7 +61,13 @@ def losses(results: Results) -> str:
         Column("tokens", value("n_tokens", text.count), spanner="test"),
         Column("groups", value("n_groups", text.count), spanner="test"),
     ]
-    rows = results.tables["losses"].sort("series", "layer", maintain_order=True).to_dicts()
+    # A KL is never negative: a share of zero, with an interval above it, would read as a finding.
+    below = [
+        pl.when(pl.col("need") != "kl").then(pl.col(f"share_negative{end}")).alias(f"share_negative{end}")
+        for end in ("", "_lo", "_hi")
+    ]
+    frame = results.tables["losses"].sort("series", "layer", maintain_order=True).with_columns(below)
+    rows = frame.to_dicts()
     return house(
         rows, columns, key="table-losses", caption=said.loss_finding(results), group=grouping(results)
     )

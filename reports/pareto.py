@@ -143,7 +143,7 @@ def _points(results: Results, layers: list[int]) -> str:
     columns = [
         LAYER,
         Column("replaced", lambda row: text.name(row["name"], 32), number=False),
-        Column("went linear", value("linear_share", text.percent)),
+        Column(said.WENT_LINEAR, value("linear_share", text.percent)),
         Column("Δ [nats a token]", value("delta_nats", text.nats)),
         Column("95 % interval", between("delta_lo", "delta_hi", text.nats_interval)),
         Column("on the front", lambda row: "yes" if row["on_front"] else "", number=False),

@@ -160,7 +160,7 @@ def sinks(results: Results) -> str:
         population: {(row["series"], row["layer"]): row for row in results.errors(population).to_dicts()}
         for population in ("body", "sink")
     }
-    rows = []
+    rows, single = [], set(findings.one_vector(results).select("series", "layer").rows())
     for row in results.surrogates.to_dicts():
         place = (row["series"], row["layer"])
         body, sink = (means[population].get(place, {}) for population in ("body", "sink"))
@@ -171,8 +171,9 @@ def sinks(results: Results) -> str:
                 "body_lo": body.get("mean_lo"),
                 "body_hi": body.get("mean_hi"),
                 "sink": sink.get("mean"),
-                "sink_lo": sink.get("mean_lo"),
-                "sink_hi": sink.get("mean_hi"),
+                # Of one vector there is nothing to estimate: its interval would have no width.
+                "sink_lo": None if place in single else sink.get("mean_lo"),
+                "sink_hi": None if place in single else sink.get("mean_hi"),
             }
         )
     columns = [

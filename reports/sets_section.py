@@ -35,17 +35,28 @@ _PROGRESSIVE = (
     "the original. Nothing is trained in between."
 )
 _KINDS = {"cheapest": "the {n} cheapest layers", "paper": "the {n} cheapest on test rows (as in the paper)"}
+_EVERY = "all {n} layers measured"
 _CURVES = {"order": "by their own cost", "greedy": "greedy"}
 
 
-def set_name(row: Row) -> str:
+def set_name(results: Results, row: Row) -> str:
     """What a set is called: how it was chosen, and its layers."""
-    kind, _, n = str(row["chosen"]).partition("@")
+    kind = str(row["chosen"]).partition("@")[0]
     layers = text.layers([int(layer) for layer in str(row["layers"]).split(",") if layer.isdecimal()])
     if row["chosen"] == "all":
         return f"all of {layers}"
-    known = _KINDS.get(kind, "{n}").format(n=n)
-    return f"{known}: {layers}" if kind in _KINDS else layers
+    return f"{_chosen(results, row)}: {layers}" if kind in _KINDS else layers
+
+
+def _chosen(results: Results, row: Row) -> str:
+    """`the 5 cheapest layers`: as many as were taken, which are all there were where fewer were measured than
+    asked for.
+    """
+    kind, _, asked = str(row["chosen"]).partition("@")
+    there = costs_findings.of_name(results, row["name"]) if results.has("interventions") else pl.DataFrame()
+    mine = 0 if there.is_empty() else there.filter(pl.col("series") == row["series"])["layer"].n_unique()
+    every = row["n_layers"] == mine or (asked.isdecimal() and row["n_layers"] < int(asked))
+    return (_EVERY if every else _KINDS[kind]).format(n=row["n_layers"])
 
 
 def compound_finding(results: Results) -> str:
@@ -59,20 +70,17 @@ def compound_finding(results: Results) -> str:
     parts = []
     for row in first.to_dicts():
         where = findings.label(results, row["series"], 40) if len(results.stores) > 1 else ""
-        ends = text.change_interval(row["ppl_lo"], row["ppl_hi"])
-        shown = text.change(row["ppl_pct"])
-        if ends != text.NONE:  # the unit once, behind both
-            shown = f"{shown.removesuffix(text.PERCENT)} {ends}"
-        parts.append((row["ppl_pct"] or 0.0, f"{shown} of perplexity", where))
+        parts.append((row["ppl_pct"] or 0.0, f"{costs_findings.changed(row)} of perplexity", where))
     if not parts:
         return "Sets of layers replaced together"
     row = first.row(0, named=True)
-    return f"{_head(row)} cost {findings.over_stores(parts)}; {_excess(results, mine)}"
+    return f"{_head(results, row)} cost {findings.over_stores(parts)}; {_excess(results, mine)}"
 
 
-def _head(row: Row) -> str:
-    kind, _, n = str(row["chosen"]).partition("@")
-    what = f"The {n} cheapest layers" if kind == "cheapest" else "The layers of the first set"
+def _head(results: Results, row: Row) -> str:
+    kind = str(row["chosen"]).partition("@")[0]
+    found = _chosen(results, row) if kind == "cheapest" else "the layers of the first set"
+    what = found[0].upper() + found[1:]
     by = "their linear maps" if row["name"] == costs_findings.LINEAR else text.name(row["name"], 28)
     return f"{what}, replaced together by {by},"
 
@@ -101,7 +109,7 @@ def _compound_figure(results: Results) -> str:
     points: list[dict[str, Any]] = []
     for number, row in enumerate(shown):
         where = f", {findings.label(results, row['series'], 30)}" if several else ""
-        name = f"{text.name(row['name'], 24)} in {set_name(row)}{where}"
+        name = f"{text.name(row['name'], 24)} in {set_name(results, row)}{where}"
         measured = {"value": row["delta_nats"], "lo": row["delta_lo"], "hi": row["delta_hi"]}
         added = {"value": row["sum_nats"], "lo": row["sum_lo"], "hi": row["sum_hi"]}
         points += [
@@ -203,14 +211,14 @@ def compound_table(results: Results) -> str:
     """Every set: what it costs together, the sum of its layers, and the excess."""
     columns = [
         Column("replaced by", lambda row: text.name(row["name"], 28), number=False),
-        Column("layers", set_name, number=False),
+        Column("layers", lambda row: set_name(results, row), number=False),
         Column("change", value("ppl_pct", text.change), spanner="perplexity"),
         Column("95 % interval", between("ppl_lo", "ppl_hi", text.change_interval), spanner="perplexity"),
         *_nats("delta_nats", "delta_lo", "delta_hi", "together [nats a token]"),
         *_nats("sum_nats", "sum_lo", "sum_hi", "sum of each alone"),
         Column("more than the sum", verdicts.cell, number=False, markup=True),
         *_nats("excess", "excess_sim_lo", "excess_sim_hi", "excess", "simultaneous"),
-        Column("went linear", value("linear_share", text.percent)),
+        Column(costs_findings.WENT_LINEAR, value("linear_share", text.percent)),
         Column("tokens", value("n_tokens", text.count)),
         Column("groups", value("n_groups", text.count)),
     ]
@@ -240,7 +248,7 @@ def progressive_table(results: Results) -> str:
         *_nats("delta_nats", "delta_sim_lo", "delta_sim_hi", "cost [nats a token]", "simultaneous"),
         *_nats("added", "added_lo", "added_hi", "added by the step"),
         *_nats("excess", "excess_lo", "excess_hi", "more than the sum"),
-        Column("went linear", value("linear_share", text.percent)),
+        Column(costs_findings.WENT_LINEAR, value("linear_share", text.percent)),
         Column("MLP FLOPs saved", value("mlp_flops_saved", text.percent)),
     ]
     rows = harvested(results, "progressive").to_dicts()

@@ -30,6 +30,7 @@ from nearline.reports import (
     dots,
     losses_findings,
     losses_section,
+    losses_tables,
     page,
     pareto,
     published,
@@ -220,6 +221,55 @@ def test_what_a_set_costs_beyond_its_layers_is_a_verdict_too(verdict: str, words
     rows = everything(("only",), 6)
     rows["compound"] = [row | {"verdict": verdict} for row in rows["compound"]]
     assert words in sets_section.compound_finding(make_results(rows))
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "words"), [(3, "All 3 layers measured"), (5, "All 5 layers"), (6, "The 5 cheapest layers")]
+)
+def test_a_set_is_as_large_as_what_was_taken(n_layers: int, words: str) -> None:
+    """`cheapest@5` was asked for, whatever there was to take from."""
+    results = make_results(everything(("only",), n_layers))
+    assert sets_section.compound_finding(results).startswith(words)
+    cells = table(sets_section.render(results), "table-sets")
+    assert (f"the {n_layers} cheapest" in cells) is False
+    assert (f"all {n_layers} layers measured: layers" in cells) == (n_layers < 6)
+    assert ("the 5 cheapest layers: layers" in cells) == (n_layers == 6)
+
+
+def test_the_largest_saving_names_its_price() -> None:
+    rows = everything(("only",), 3)
+    for row in rows["budget"]:
+        row |= {"flops_saved": 0.1, "mlp_flops_saved": 0.2}
+    best = next(row for row in rows["budget"] if row["name"] == "linear" and row["n_layers"] > 1)
+    best |= {"flops_saved": 0.43, "mlp_flops_saved": 0.9, "layers": ",".join(best["layers"].split(",")[::-1])}
+    for row in rows["interventions"]:
+        if row["name"] == "linear" and row["chosen"] != "one":
+            row |= {"ppl_pct": 7.0, "ppl_lo": 6.0, "ppl_hi": 8.0}
+    said = budget_section.flops_finding(make_results(rows))
+    assert (
+        "by their linear maps saves most: 43.0\xa0% of those of the whole model, 90.0\xa0% of those" in said
+    )
+    assert said.endswith("; it costs +7.00 [6.00, 8.00]\xa0% of perplexity")
+    unpriced = {key: found for key, found in rows.items() if key not in ("interventions", "timing")}
+    said = budget_section.flops_finding(make_results(unpriced))
+    assert said.startswith("No time was measured. Counted in FLOPs, replacing the MLPs of layers")
+    assert said.endswith("; its cost in perplexity was not measured")
+
+
+def test_a_kl_has_no_share_below_nothing() -> None:
+    rows = everything(("only",), 2)
+    kept = [row for row in rows["losses"] if row["need"] == "kl"]
+    assert kept
+    for row in kept:
+        row |= {"share_negative": 0.0, "share_negative_lo": 0.0, "share_negative_hi": 0.1847}
+    shown = losses_tables.losses(make_results(rows))
+    assert "18.5" not in shown
+
+
+def test_shares_that_went_linear_say_of_which_tokens(results: Results, document: str) -> None:
+    assert costs_findings.WENT_LINEAR in table(document, "table-linear-cost")
+    assert "went linear, of all tokens" in table(document, "table-flops")
+    assert costs_findings.WENT_LINEAR not in table(document, "table-flops")
 
 
 def test_steps_are_counted_up_to_the_first_that_is_not_cheap() -> None:

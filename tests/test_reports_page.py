@@ -302,6 +302,33 @@ def test_sinks_and_examples_may_be_missing() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_sink_that_is_one_vector_counts_once_and_has_no_interval() -> None:
+    """A BOS token at position 0 gives the same vector in every window of every store."""
+    rows = make_tables(("a", "b", "c"), n_layers=2)
+    for row in rows["needs"]:
+        if row["population"] == "sink":
+            row |= dict.fromkeys(("mean", "mean_lo", "mean_hi"), 0.37 + 0.1 * int(str(row["layer"]))) | {
+                "sd": 0.0
+            }
+    for row in rows["surrogates"]:
+        row["r2_sink"] = 0.2 if row["layer"] == 0 else 0.99
+    results = make_results(rows)
+    assert findings.sinks(results) == (
+        "All sinks are one and the same vector, and count once: the linear map, fitted without it, explains "
+        "it worse than the other tokens in 1 of 2 layers"
+    )
+    page_of_it = page.render(results)
+    assert "[0.370, 0.370]" not in table(page_of_it, "table-sinks")
+    assert "0.370" in table(page_of_it, "table-sinks")
+    for row in rows["needs"]:  # a store without BOS: its sinks differ from one another
+        row["sd"] = 0.1 if row["store"] == "b" else row["sd"]
+    assert findings.sinks(make_results(rows)) == (
+        "The linear map, fitted without the sinks, explains them worse than the other tokens in 2 of 4 pairs "
+        "of layer and store (where all are one and the same vector, they count once)"
+    )
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_too_few_groups_leave_no_interval_but_a_page() -> None:
     rows = make_tables(("only",), n_layers=2)
     ends = dict.fromkeys(("r2_lo", "r2_hi", "r2_sim_lo", "r2_sim_hi"), float("nan"))
