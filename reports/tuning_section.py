@@ -47,7 +47,29 @@ def claim(results: Results) -> str:
     tokens, seeds = text.count(round(_mean(mine["tokens_seen"].to_list()) or 0)), mine["seed"].n_unique()
     return (
         f"After the same {tokens} tokens, {arm} against {other}: {text.listing(found)}, over {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}"
+        f"{'seed' if seeds == 1 else 'seeds'}{_unfinished(results, chosen[0])}"
+    )
+
+
+def _unfinished(results: Results, arm: str) -> str:
+    """Says so where an arm was still learning when it stopped: its last test loss on a corpus lies below the
+    one before in every seed.
+    """
+    rows = results.tables["finetune"].filter("chosen", pl.col("split") == "test", pl.col("arm") == arm)
+    # Where a second phase begins, it speaks for the step.
+    rows = rows.sort("step", "phase", maintain_order=True).unique(
+        ["series", "seed", "step"], keep="last", maintain_order=True
+    )
+    last = rows.group_by("series", "seed", maintain_order=True).agg(fell=pl.col("nll").diff().last())
+    falls = last.group_by("series", maintain_order=True).agg((pl.col("fell") < 0).fill_null(False).all())
+    there = falls.filter("fell")["series"].to_list()
+    if not there:
+        return ""
+    where = [findings.label(results, at, 40) for at in sorted(there)]
+    on = f" on {text.listing(where)}" if len(results.stores) > 1 else ""
+    return (
+        f"; the test loss of {text.name(arm, 24)} was still falling at its last points{on}, so that more "
+        "tokens may change this"
     )
 
 

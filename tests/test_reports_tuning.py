@@ -172,6 +172,31 @@ def test_the_section_claims_what_its_verdicts_allow(stores: tuple[str, ...]) -> 
             assert number in shown
 
 
+FALLING = "; the test loss of linear was still falling at its last points"
+
+
+def test_an_arm_that_was_still_learning_says_so() -> None:
+    """Its last point lies below the one before in every seed; a seed that turned up is an end."""
+    rows = everything(stores=("only",))
+    assert tuning_section.claim(make_results(rows)).endswith(
+        f"{FALLING}, so that more tokens may change this"
+    )
+    ended = [row | {"step": 9, "nll": row["nll"] + 0.001} for row in rows["finetune"]
+             if (row["arm"], row["seed"], row["step"]) == ("linear", 1, 5)]  # fmt: skip
+    assert FALLING not in tuning_section.claim(make_results(rows | {"finetune": rows["finetune"] + ended}))
+    others = [row | {"chosen": False} for row in ended]  # a learning rate that was not chosen says nothing
+    assert FALLING in tuning_section.claim(make_results(rows | {"finetune": rows["finetune"] + others}))
+
+
+def test_the_corpus_on_which_an_arm_was_still_learning_is_named() -> None:
+    rows = everything()
+    for row in rows["finetune"]:
+        if row["store"] == STORES[1] and row["step"] == 5:
+            row["nll"] = 3.5
+    said = tuning_section.claim(make_results(rows))
+    assert f"{FALLING} on docs:python, so that" in said
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_without_a_fine_tuning_nothing_is_said() -> None:
     for rows in (make_tables(STORES, n_layers=2), everything() | {name: [] for name in TUNING_COLUMNS}):
