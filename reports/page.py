@@ -85,6 +85,7 @@ def _need(results: Results) -> str:
     return section(
         "need",
         "How much tokens need the nonlinearity",
+        f"<p>{reading.MOVED}</p>" if findings.moved(results) else "",
         figure(
             "need",
             results,

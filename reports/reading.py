@@ -22,6 +22,10 @@ SURROGATE_COLUMNS = (
     "tokens per feature say that the fit, not the MLP, may be the limit. The same numbers, and the tokens "
     "and groups behind them: <code>tables/surrogates.parquet</code>."
 )
+MOVED = (
+    "On corpora that the maps were not fitted on, <em>error</em> is that of the move as well: a map fitted "
+    "there may do better."
+)
 QUANTILES = (
     "Point: median over test tokens. Thick bar: middle half. Thin bar: 5 % to 95 %. Dashed: 0.5 and "
     "1, the two levels whose shares come next."

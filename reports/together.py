@@ -117,7 +117,9 @@ def render(studies: Sequence[Results]) -> tuple[str, list[gathered.Gathered]]:
     listed, named = text.escape(text.listing(names)), [text.name(one.study) for one in studies]
     # The definitions are those of the study with most analyses; the threshold may differ from study to study.
     fullest = max(studies, key=lambda results: len(results.tables))
-    claims = dict.fromkeys(findings.claim(results) for results in studies)
+    said = dict.fromkeys(findings.claim(results) for results in studies)
+    # That of a study of one corpus is the beginning of the others'.
+    claims = [one for one in said if not any(other != one and other.startswith(one) for other in said)]
     document = page.fill(
         title=f"Which MLPs of {listed} are nearly linear?",
         heading=f'Which MLPs of <span class="name">{listed}</span> are nearly linear?',

@@ -135,6 +135,7 @@ def test_only_the_corpus_that_was_fitted_says_how_linear_an_mlp_is(stores: tuple
     assert "linear" not in away.replace("not how linear the MLP is there", "")
     assert bool(away) == (len(stores) > 1) == ("whether they transfer" in table(document, "table-verdicts"))
     assert ("says whether they transfer" in findings.claim(results)) == (len(stores) > 1)
+    assert ("error</em> is that of the move as well" in document) == (len(stores) > 1)
     assert (" moved " in table(document, "table-surrogates")) == (len(stores) > 1)
     if away:
         assert "R²\xa0goes from 0.100 [" in away

@@ -103,6 +103,13 @@ def test_studies_of_one_model_and_of_one_name_are_told_apart() -> None:
     assert together.tags(studies) == ["demo", "demo-2", "demo-3"]
 
 
+def test_what_nearly_linear_means_is_said_once() -> None:
+    """The claim of a study of one corpus is the beginning of that of a study whose maps moved."""
+    document, _ = together.render([results_of("one", 2, ("a",)), results_of("two", 2)])
+    assert document.count("An MLP counts as nearly linear when") == 1
+    assert "says whether they transfer" in document
+
+
 def test_models_without_a_corpus_in_common_are_drawn_in_one_panel() -> None:
     first, second = results_of("one", 2, ("a",)), results_of("two", 2, ("a",))
     moved = second.harvest.with_columns(corpus=pl.lit("text:mine"))
