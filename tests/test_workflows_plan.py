@@ -259,6 +259,7 @@ def test_a_plan_of_known_shapes_is_time_at_a_stated_speed(capsys: pytest.Capture
     found = plan_study(read_study(PAPER), probe=False)
     each = [*found.stores, *(one for one in found.steps if not one.on_cores)]
     assert found.flops is not None
+    assert found.flops is not None
     assert found.flops == pytest.approx(sum(one.flops or 0 for one in each))
     show_plan(replace(found, cpu_hours=0.00022, device_hours=3.21), as_json=False)
     printed = capsys.readouterr().out
