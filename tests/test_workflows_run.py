@@ -278,7 +278,7 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ('layers = "1,4"', 'layers = "1,9"', ["[collect]", "no layer 9 here; it has 0-5"]),
     ('"linear"', '"linnear"', ["linnear", "linear"]),
     ('["linear"]', "[]", ["[measure]", "route by gates", "makes none"]),
-    ('["none"]', '["1+4"]', ["[measure]", "compound = 1,4", "no layer 1 here; it has 4"]),
+    ('["none"]', '["1+4"]', ["[measure]", "compound = 1+4", "no layer 1 here; it has 4"]),
     ("clusters = 3\n", 'need = "eror"\n', ["[analyze]", "need = 'eror'", "the nearest is 'error'"]),
     ("clusters = 3\n", 'features = "inpt"\n', ["features=inpt", "'input'"]),
     ('["clusters"]', '["nofly"]', ["[analyze]", "nofly compares corpora, and there is one"]),
