@@ -67,7 +67,7 @@ def _advice(n_tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | 
     None: nothing of this is enough.
     """
     shares = [share for part in KEEP_PARTS if (share := Fraction(1, part)) < (keep or 1)]
-    alone = next((one for one in shares if _rows_if_enough(n_tokens, groups, replan, one) == n_tokens), None)
+    alone = next((one for one in shares if _tried(n_tokens, groups, replan, one) == (n_tokens, True)), None)
     raised = _enough_tokens(n_tokens, groups, replan, keep)
     if alone is not None:
         more = "" if raised is None else f", or raise tokens to {raised:,}"
@@ -85,36 +85,30 @@ def _enough_tokens(n_tokens: int, groups: np.ndarray, replan: Replan, keep: Frac
     are, then between the last two. More than the corpus has are none.
     """
     low, high = n_tokens, _rounded(2 * n_tokens)
-    while (rows := _rows_if_enough(high, groups, replan, keep)) is None:
-        if _rows(high, replan, keep) < high:
-            return None
+    rows, enough = _tried(high, groups, replan, keep)
+    while rows == high and not enough:
         low, high = high, 2 * high
-    if rows < high:  # all that there are
+        rows, enough = _tried(high, groups, replan, keep)
+    if rows < high and enough:  # all that there are
         high = rows
-        if high <= low or _rows_if_enough(high, groups, replan, keep) != high:
-            return None
+        rows, enough = _tried(high, groups, replan, keep)
+    if not enough or rows < high or high <= low:
+        return None
     while high > CLOSE * low and (middle := _rounded(math.isqrt(low * high))) < high:
-        if _rows_if_enough(middle, groups, replan, keep) == middle:
+        if _tried(middle, groups, replan, keep) == (middle, True):
             high = middle
         else:
             low = middle
     return high
 
 
-def _rows_if_enough(tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | None) -> int | None:
-    """Rows of a plan that has groups enough."""
+def _tried(tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | None) -> tuple[int, bool]:
+    """Rows of a plan, and whether they come from groups enough."""
     try:
         plan = replan(tokens, keep)
     except UsageError:  # too few tokens for a block of each split
-        return None
-    return plan.n_tokens if min(_stored_groups(plan, groups).values()) >= ENOUGH_GROUPS else None
-
-
-def _rows(tokens: int, replan: Replan, keep: Fraction | None) -> int:
-    try:
-        return replan(tokens, keep).n_tokens
-    except UsageError:
-        return 0
+        return 0, False
+    return plan.n_tokens, min(_stored_groups(plan, groups).values()) >= ENOUGH_GROUPS
 
 
 def _rounded(tokens: int) -> int:
