@@ -58,9 +58,9 @@ def claim(results: Results) -> str:
     """What "nearly linear" means here, in one sentence."""
     said = (
         "An MLP counts as nearly linear when one linear map, fitted on other documents of the same corpus, "
-        f"explains at least {100 * results.claim_at:g} % of the variance of its output (R² ≥ "
-        f"{results.claim_at:g}), and the {LEVEL} % interval that covers all layers at once lies wholly "
-        "above that."
+        f"explains at least {100 * results.claim_at:g}{text.PERCENT} of the variance of its output (R² ≥ "
+        f"{results.claim_at:g}), and the {LEVEL}{text.PERCENT} interval that covers all layers at once lies "
+        "wholly above that."
     )
     away = (
         " On a corpus that the maps were not fitted on, the same count says whether they transfer: a map "

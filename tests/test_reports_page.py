@@ -18,6 +18,7 @@ from nearline.reports import findings, harvested, overview, page, provenance, re
 from nearline.reports.columns import COLUMNS
 from nearline.reports.results import read
 from nearline.store import IncompleteError, Study, UsageError
+from nearline.workflows import show_studies
 
 LIMIT_BYTES = 1_500_000
 
@@ -143,6 +144,15 @@ def test_only_the_corpus_that_was_fitted_says_how_linear_an_mlp_is(stores: tuple
         assert findings.r2(results).startswith(
             "One linear map explains held-out MLP output with an R² of 0.550 (layer\xa02) to 0.950"
         )
+
+
+def test_the_command_line_tells_moved_maps_from_fitted_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stores in (("a", "b"), ("only",)):
+        show_studies.study(write_study(tmp_path / stores[0], make_tables(stores, n_layers=2)), as_json=False)
+        said = capsys.readouterr().out
+        assert said.count("fitted here") == said.count("moved here") == (2 if len(stores) > 1 else 0)
 
 
 @pytest.mark.parametrize(("width", "words"), [(0.01, ""), (0.2, " by point estimate")])

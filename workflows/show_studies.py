@@ -17,9 +17,12 @@ def study(path: Path, as_json: bool) -> None:
     rows = Study.open(path).table("surrogates").to_pylist()
     if as_json:
         return print_json({"study": path, "surrogates": rows})
+    moved = any(row["store"] != row["fit_on"] for row in rows)
     lines = [
         {
             "store": row["store"],
+            # Maps of another store say whether they transfer, not how linear an MLP is there.
+            **({"maps": "fitted here" if row["store"] == row["fit_on"] else "moved here"} if moved else {}),
             "layer": row["layer"],
             "alpha": f"{row['alpha']:.0e}",
             "R² test": f"{row['r2_test']:.4f}",
