@@ -114,7 +114,7 @@ def flops_finding(results: Results) -> str:
     best = rows.sort("flops_saved", descending=True, maintain_order=True).row(0, named=True)
     start = "Counted in FLOPs" if results.has("timing") else "No time was measured. Counted in FLOPs"
     how = "their linear maps" if best["name"] == costs_findings.LINEAR else text.name(best["name"], 28)
-    cost = _cost(results, best)
+    cost = _cost(_costs(results), best)
     price = (
         "its cost in perplexity was not measured"
         if cost is None
@@ -132,16 +132,26 @@ def _where(results: Results, cost: Row) -> str:
     return f" on {findings.label(results, cost['series'], 40)}" if len(results.stores) > 1 else ""
 
 
-def _cost(results: Results, row: Row) -> Row | None:
+# Of each replacement, what it costs on the stores where that was measured, in their order.
+_Costs = dict[tuple[str, frozenset[str]], list[Row]]
+
+
+def _replacement(row: Row) -> tuple[str, frozenset[str]]:
+    """The order in which layers were chosen is no other replacement."""
+    return row["name"], frozenset(str(row["layers"]).split(","))
+
+
+def _costs(results: Results) -> _Costs:
+    found: _Costs = {}
+    if results.has("interventions"):
+        for row in costs_findings.harvested(results, "interventions").to_dicts():
+            found.setdefault(_replacement(row), []).append(row)
+    return found
+
+
+def _cost(costs: _Costs, row: Row) -> Row | None:
     """What a replacement costs where its share was measured; on the first store, where that has no name."""
-    if not results.has("interventions"):
-        return None
-    found = costs_findings.harvested(results, "interventions").filter(
-        (pl.col("name") == row["name"]) & (pl.col("n_layers") == row["n_layers"])
-    )
-    layers = set(str(row["layers"]).split(","))
-    # The order in which layers were chosen is no other replacement.
-    same = [one for one in found.to_dicts() if set(str(one["layers"]).split(",")) == layers]
+    same = costs.get(_replacement(row), [])
     return next((one for one in same if row["store"] in (None, one["store"])), None)
 
 
@@ -220,11 +230,10 @@ def flops_table(results: Results) -> str:
         first, "flops_saved", descending=[False, True], nulls_last=True, maintain_order=True
     )
     caption = flops_finding(results)
-    rows = [
-        row
-        | {name: (_cost(results, row) or {}).get(name) for name in ("ppl_pct", "ppl_lo", "ppl_hi", "series")}
-        for row in ranked.to_dicts()
-    ]
+    costs, rows = _costs(results), []
+    for row in ranked.to_dicts():
+        cost = _cost(costs, row) or {}
+        rows.append(row | {name: cost.get(name) for name in ("ppl_pct", "ppl_lo", "ppl_hi", "series")})
     return house(rows, columns, key="table-flops", caption=caption, most=FLOPS_ROWS)
 
 
