@@ -1,21 +1,21 @@
 """A Dask cluster as a place to run tasks, and a watch over it: tasks in, futures of their results out.
 
 Data stay where they are made: a task gets the results before it from the workers that hold them, and Dask
-makes again what a lost worker held. Keys follow from the content of a task and of those before it. While no
-task ends, the cluster is looked at every few seconds: one that can finish nothing any more is an error, one
-that may yet is a warning. Cost: a few milliseconds a task, and the transfer of what tasks hand on.
+makes again what a lost worker held. The keys of a run are its own: a scheduler tells of a cancelled key some
+time later, and whoever has asked for the same key anew by then loses that one too. While no task ends, the
+cluster is looked at every few seconds: one that can finish nothing any more is an error, one that may yet is
+a warning. Cost: a few milliseconds a task, and the transfer of what tasks hand on.
 """
 
 import logging
 import pickle
 import queue
+import secrets
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from blake3 import blake3
 from distributed import Client, Future, KilledWorker
 
 from ..store import EnvironmentFault, NearlineError
@@ -89,13 +89,15 @@ class ClusterPlace(Place):
         self._digest, self._stage = digest, stage
         self.window = window
         self._running: dict[str, tuple[Task, Future]] = {}
-        self._named: Counter[str] = Counter()
+        self._prefix = f"nearline {stage}-{secrets.token_hex(8)}"
+        self._n_started = 0
         self._labels: dict[str, str] = {}
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def start(self, task: Task, argument: Any, results: Sequence[Any]) -> None:
         content = pickle.dumps((task.function, argument), protocol=5)
-        key = self._key(content, [result.key for result in results])
+        self._n_started += 1
+        key = f"{self._prefix}-{self._n_started}"
         self._labels[key] = str(task)
         try:
             future = self._client.submit(call, self._digest, content, *results, key=key, pure=False)
@@ -133,19 +135,12 @@ class ClusterPlace(Place):
             raise
 
     def forget(self) -> None:
-        """Nothing more is wanted: what runs or waits is cancelled, unless another process wants the same."""
+        """Nothing more is wanted: what runs or waits is cancelled."""
         futures = [future for _, future in self._running.values()]
         self._running.clear()
         if futures:
             with suppress(Exception):
                 self._client.cancel(futures)
-
-    def _key(self, content: bytes, before: Sequence[str]) -> str:
-        """Of the content; equal items of one run are told apart by their number."""
-        digest = blake3("\0".join([self._digest, *before]).encode() + content).hexdigest()[:32]
-        self._named[digest] += 1
-        copy = f"-{self._named[digest]}" if self._named[digest] > 1 else ""
-        return f"nearline {self._stage}-{digest}{copy}"
 
     def _next(self) -> str:
         """The key of the next future that is done; EnvironmentFault where nobody is left to finish any."""

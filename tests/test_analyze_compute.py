@@ -261,9 +261,25 @@ def test_who_gives_up_leaves_the_same_work_of_another_process(
         ours.start(Task(pid_when_let, 1), 1, [])
         with opened(remote, tmp_path) as theirs:
             theirs.start(Task(pid_when_let, 1), 1, [])
-            assert list(theirs._running) == list(ours._running)
         (tmp_path / "go").touch()
         assert ours.fetch(ours.finished()[1]) != os.getpid()
+
+
+def test_what_was_given_up_can_be_asked_for_again_at_once(remote: ComputeSettings, tmp_path: Path) -> None:
+    """A scheduler tells of what it cancelled a little later: that must not hit who asks anew."""
+    go, cluster = tmp_path / "go", open_cluster(remote)
+    try:
+        for _ in range(20):
+            go.unlink(missing_ok=True)
+            with cluster.place(tmp_path, "test", None) as given_up:
+                given_up.start(Task(pid_when_let, 1), 1, [])
+                given_up.forget()
+                with cluster.place(tmp_path, "test", None) as again:
+                    again.start(Task(pid_when_let, 1), 1, [])
+                    go.touch()
+                    assert again.fetch(again.finished()[1]) != os.getpid()
+    finally:
+        cluster.close()
 
 
 def test_slurm_jobs_that_have_all_ended_are_missed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
