@@ -31,8 +31,8 @@ except ImportError:
 from .compute_place import WORKERS_S, ClusterPlace, Watch, no_workers, short
 from .compute_worker import SharedValue
 
-# How long a scheduler may take to answer.
-CONNECT_S: Final = 5
+# How long a scheduler may take to answer: a busy one takes many seconds, and a wrong address is worth a wait.
+CONNECT_S: Final = 20
 # A task that was at work on this many workers when they died is not tried again.
 ALLOWED_DEATHS: Final = 3
 # What Python and its libraries take in a worker process, beside the working memory that the settings bound.

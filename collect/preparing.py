@@ -24,13 +24,11 @@ from .corpora import Corpus
 from .few_groups import Replan, few_groups_note
 from .needs import Needs, check_needs, needs_of, working_device
 from .planning import Planned, assign_splits, build_plan, reachable_tokens
-from .settings import HarvestSettings
+from .settings import DEFAULT_BATCH_TOKENS, DEFAULT_SEQUENCE_LENGTH, HarvestSettings
 from .site_names import DEFAULT_SITES
 from .tokenise import TokenisedCorpus
 from .windows import Cutting
 
-DEFAULT_SEQUENCE_LENGTH = 512
-DEFAULT_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 GRAPH_SHARE = 4  # so many times smaller is a batch whose graph is kept for a backward pass
 STORAGE_OF_COMPUTE = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float16"}
 

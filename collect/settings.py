@@ -8,7 +8,7 @@ and resolved by the harvest, so that a settings file stays valid for another mod
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import pydantic
 from pydantic import Field
@@ -22,6 +22,8 @@ from .site_names import DEFAULT_SITES, MOMENTS_SITES, parse_sites
 from .stopping import parse_duration
 
 Count = Annotated[int, Field(ge=1)]
+DEFAULT_SEQUENCE_LENGTH: Final = 512
+DEFAULT_BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 16384}
 
 
 class HarvestSettings(pydantic.BaseModel):

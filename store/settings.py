@@ -8,7 +8,7 @@ allowed. Cost: none; pydantic is imported when the first settings are parsed.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UsageError
@@ -105,6 +105,11 @@ def parse_layers(text: str) -> list[int]:
             )
         layers.update(range(first, last + 1))
     return sorted(layers)
+
+
+def chosen_layers(spelled: str | None, there: Sequence[int]) -> tuple[int, ...]:
+    """Layers by how settings write them; all that are there by default."""
+    return tuple(there if spelled in (None, "all") else parse_layers(str(spelled)))
 
 
 def parse_bytes(text: str) -> int:

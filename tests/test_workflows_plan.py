@@ -16,24 +16,21 @@ from helpers_harvest import texts
 from helpers_models import tiny_model, tiny_tokenizer
 from nearline import workflows
 from nearline.analyze import FitSettings, fit
+from nearline.analyze.core_speed import CoreSpeed
 from nearline.collect import collect, measure
 from nearline.collect.anatomy import anatomy
+from nearline.collect.model_shape import ModelShape
+from nearline.collect.planned_passes import Passes, block_flops, head_flops, spread
 from nearline.store import Reader
 from nearline.workflows.cli import run
-from nearline.workflows.plan_analyses import analyze_work, fit_work
-from nearline.workflows.plan_measure import losses_passes, measure_passes
-from nearline.workflows.plan_passes import Passes, block_flops, head_flops, spread
-from nearline.workflows.plan_speed import Speed
-from nearline.workflows.plan_tuning import finetune_passes
 from nearline.workflows.show_runs import plan as show_plan
-from nearline.workflows.study_plan import plan_study
+from nearline.workflows.study_plan import passes_of, plan_study, work_of
 from nearline.workflows.study_settings import ModelStudy, read_study
-from nearline.workflows.study_tables import Shape
 from transformers import AutoModelForCausalLM
 
 PAPER = Path(workflows.__path__[0]) / "paper.toml"
-SHAPE = Shape(layers=12, d_model=256, d_ff=1024, vocabulary=5000)
-SPEED = Speed(flops_per_s=1e11, eigen_s=2.5e-10, value_s=1.4e-9)
+SHAPE = ModelShape(layers=12, d_model=256, d_ff=1024, vocabulary=5000)
+SPEED = CoreSpeed(flops_per_s=1e11, eigen_s=2.5e-10, value_s=1.4e-9)
 # Replacements of one layer and of several, draws, sets that are chosen on gate and on test rows, one layer
 # after another, both splits.
 MEASURE = """
@@ -58,7 +55,7 @@ only = ["clusters"]
 """
 
 
-def study_of(folder: Path, text: str, n_corpora: int = 1, shape: Shape = SHAPE) -> ModelStudy:
+def study_of(folder: Path, text: str, n_corpora: int = 1, shape: ModelShape = SHAPE) -> ModelStudy:
     """The only model of a study with these settings."""
     sizes = ", ".join(f"{name} = {value}" for name, value in shape.model_dump().items())
     text += f'[[models]]\nmodel = "a/model"\nshape = {{ {sizes} }}\n'
@@ -110,8 +107,8 @@ def test_rows_through_blocks_and_heads_are_those_of_a_measurement(study: Path) -
         layer.attention.register_forward_pre_hook(count("blocks"), with_kwargs=True)
     net.head.register_forward_pre_hook(count("heads"), with_kwargs=True)
     measure(model.path, model.measure, model=live)
-    shape = Shape(layers=3, d_model=32, d_ff=64, vocabulary=160)
-    planned = measure_passes(model, shape)
+    shape = ModelShape(layers=3, d_model=32, d_ff=64, vocabulary=160)
+    planned = passes_of("measure", model, shape)
     assert planned.blocks == pytest.approx(rows["blocks"], rel=0.1)
     assert planned.heads == pytest.approx(rows["heads"], rel=0.1)
     of_each = planned.blocks * block_flops(shape, 24) + planned.heads * head_flops(shape)
@@ -138,7 +135,7 @@ def test_a_layer_by_itself_runs_the_blocks_from_there_upwards(tmp_path: Path) ->
     )
     rows = 0.6 * 100_000
     blocks = rows * (12 + sum(12 - layer for layer in range(12)))
-    found = measure_passes(model, SHAPE)
+    found = passes_of("measure", model, SHAPE)
     assert (found.blocks, found.heads) == pytest.approx((blocks, rows * 13))
 
 
@@ -147,10 +144,10 @@ def test_other_lengths_and_patched_positions_are_more_passes(tmp_path: Path) -> 
     three of 200 patched rows."""
     alone = '[measure]\ninterventions = ["linear"]\ncompound = ["none"]\nnoise_floor = false\n'
     suffixes = sum(12 - layer for layer in range(12))
-    plain = measure_passes(study_of(tmp_path, alone), SHAPE)
-    lengths = measure_passes(study_of(tmp_path, f"{alone}sequence_length = [128, 512]\n"), SHAPE)
+    plain = passes_of("measure", study_of(tmp_path, alone), SHAPE)
+    lengths = passes_of("measure", study_of(tmp_path, f"{alone}sequence_length = [128, 512]\n"), SHAPE)
     assert lengths.blocks - plain.blocks == pytest.approx(0.4 * 100_000 * (12 + suffixes))
-    patched = measure_passes(study_of(tmp_path, f"{alone}validate_estimate = true\n"), SHAPE)
+    patched = passes_of("measure", study_of(tmp_path, f"{alone}validate_estimate = true\n"), SHAPE)
     assert patched.blocks - plain.blocks == pytest.approx(10 * 4096 * (12 + 3 * suffixes))
 
 
@@ -158,14 +155,14 @@ def test_what_losses_have_measured_is_not_planned_twice(tmp_path: Path) -> None:
     only = 'interventions = ["linear"]\ncompound = ["none"]\nnoise_floor = false\n'
     model = study_of(tmp_path, f'[analyze]\nneed = ["error", "loss"]\n[measure]\n{only}')
     alone = study_of(tmp_path, f"[measure]\n{only}")
-    assert losses_passes(model, SHAPE) == measure_passes(alone, SHAPE)
-    assert measure_passes(model, SHAPE) == Passes()
+    assert passes_of("losses", model, SHAPE) == passes_of("measure", alone, SHAPE)
+    assert passes_of("measure", model, SHAPE) == Passes()
 
 
 def test_default_replacements_are_counted_with_the_gates_that_there_are(tmp_path: Path) -> None:
     """Five routers by gates without `features`; as many fewer suffixes as gates are not made."""
-    whole = measure_passes(study_of(tmp_path, ""), SHAPE)
-    few = measure_passes(study_of(tmp_path, '[analyze]\nfeatures = ["input"]\n'), SHAPE)
+    whole = passes_of("measure", study_of(tmp_path, ""), SHAPE)
+    few = passes_of("measure", study_of(tmp_path, '[analyze]\nfeatures = ["input"]\n'), SHAPE)
     suffixes = sum(12 - layer for layer in range(12))
     assert whole.blocks - few.blocks == pytest.approx(4 * suffixes * 0.4 * 100_000)
 
@@ -184,7 +181,7 @@ steps = 4
 points = 2
 batch_sequences = 3
 """
-    found = finetune_passes(study_of(tmp_path, settings, 2), SHAPE)
+    found = passes_of("finetune", study_of(tmp_path, settings, 2), SHAPE)
     test, gate = 2 * 0.4 * 100_000, 0.2 * 100_000
     trained = scored = gates = 0.0
     for course in ("base", "control", "control_matched", "linear"):
@@ -204,8 +201,8 @@ batch_sequences = 3
 def test_gates_learn_through_the_blocks_above_the_lowest_of_them(tmp_path: Path) -> None:
     """Per row: forward through twelve blocks, back through those from layer 3 upwards, the head both ways."""
     text = '[finetune]\narms = ["scale_only"]\nlayers = "3,5"\nseeds = [0]\ngate_learning_rates = [1e-3]\n'
-    one = finetune_passes(study_of(tmp_path, f"{text}gate_steps = 100\n"), SHAPE)
-    more = finetune_passes(study_of(tmp_path, f"{text}gate_steps = 200\n"), SHAPE)
+    one = passes_of("finetune", study_of(tmp_path, f"{text}gate_steps = 100\n"), SHAPE)
+    more = passes_of("finetune", study_of(tmp_path, f"{text}gate_steps = 200\n"), SHAPE)
     rows = 100 * 8 * 512
     assert more.blocks - one.blocks == pytest.approx(rows * (12 + 9))
     assert more.heads - one.heads == pytest.approx(rows * 2)
@@ -215,7 +212,7 @@ def test_analyses_take_what_is_asked_of_them(tmp_path: Path) -> None:
     """More with more layers, stores, needs and features; nothing of what is not asked for."""
 
     def hours(text: str, n_corpora: int = 2) -> dict[str, float]:
-        work = analyze_work(study_of(tmp_path, text, n_corpora), SHAPE)
+        work = work_of("analyze", study_of(tmp_path, text, n_corpora), SHAPE)
         return {name: one.hours(SPEED) for name, one in work.items()}
 
     whole = hours("")
@@ -241,9 +238,9 @@ def test_cpu_hours_are_near_those_of_the_benchmark(tmp_path: Path) -> None:
     first, second = model.stores
     small = replace(second, settings=second.settings.model_copy(update={"tokens": 20_000}))
     model = replace(model, stores=(first, small))
-    speed = Speed(flops_per_s=9.5e10, eigen_s=2.4e-10, value_s=1.36e-9)
-    seconds = {name: 3600 * one.hours(speed) for name, one in analyze_work(model, shape).items()}
-    seconds["fit"] = 3600 * fit_work(model, shape).hours(speed)
+    speed = CoreSpeed(flops_per_s=9.5e10, eigen_s=2.4e-10, value_s=1.36e-9)
+    seconds = {name: 3600 * one.hours(speed) for name, one in work_of("analyze", model, shape).items()}
+    seconds["fit"] = 3600 * work_of("fit", model, shape)["fit"].hours(speed)
     assert sum(seconds.values()) == pytest.approx(383, rel=0.25)
     assert seconds["gates"] == pytest.approx(135, rel=0.25)
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from helpers_model_hub import FakeModelHub
 from nearline.collect.bundled_models import BUNDLED, bundled_path
-from nearline.workflows.shapes import shape_in
-from nearline.workflows.study_tables import Shape
+from nearline.collect.model_shape import ModelShape, shape_in
 
 GPT2 = {"n_layer": 24, "n_embd": 1024, "n_inner": None, "vocab_size": 50257}
 NEOX = {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 50304}
@@ -45,7 +44,7 @@ def test_a_config_says_its_sizes(config: dict[str, Any], expected: tuple[int, ..
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_bundled_model_has_the_sizes_of_its_config(name: str) -> None:
     config = json.loads((bundled_path(name) / "config.json").read_text(encoding="utf-8"))
-    assert shape_in(config) == Shape(layers=6, d_model=192, d_ff=768, vocabulary=4096)
+    assert shape_in(config) == ModelShape(layers=6, d_model=192, d_ff=768, vocabulary=4096)
 
 
 @pytest.mark.long

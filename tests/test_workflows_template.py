@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from nearline import workflows
 from nearline.analyze.compute_settings import MACHINE_FIELDS
+from nearline.collect.model_shape import ModelShape
+from nearline.collect.planned_passes import forward_flops
 from nearline.workflows.cli import run
 from nearline.workflows.flags import own_first
-from nearline.workflows.plan_passes import forward_flops
 from nearline.workflows.study_plan import plan_study
 from nearline.workflows.study_settings import Whole, read_study
-from nearline.workflows.study_tables import COMPUTED, NOT_HERE, STEP_SETTINGS, Shape
+from nearline.workflows.study_tables import COMPUTED, NOT_HERE, STEP_SETTINGS
 from nearline.workflows.template import template
 
 FOLDER = Path(workflows.__path__[0])
@@ -120,7 +121,7 @@ def test_operations_of_a_forward_pass_counted_product_by_product() -> None:
     scores_and_values = 2 * width * length / 2
     by_hand = 12 * (sum(2 * rows * columns for rows, columns in layer) + 2 * scores_and_values)
     by_hand += 2 * width * 50257
-    shape = Shape(layers=12, d_model=width, d_ff=inner, vocabulary=50257)
+    shape = ModelShape(layers=12, d_model=width, d_ff=inner, vocabulary=50257)
     assert forward_flops(shape, length) == by_hand
 
 

@@ -1,37 +1,26 @@
 """The sizes of a model: as a settings file writes them down, as the model's own config.json has them, and
 that the two agree.
 
-In: a model of a study. Out: its `Shape`, or None where neither says it; a sentence where they differ. Cost:
-one small file; no torch is loaded, but by `require_shape`, which asks the Hub for the config of a model that
-is not here.
+In: a model of a study. Out: its `ModelShape`, or None where neither says it; a sentence where they differ.
+Cost: one small file; no torch is loaded, but by `require_shape`, which asks the Hub for the config of a model
+that is not here.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
 
+from ..collect.model_shape import ModelShape, shape_in
 from ..store import UsageError
 from .study_paths import model_folder
 from .study_settings import ModelStudy, StoreJob
-from .study_tables import Shape
-
-# What families call them in their config.json, the usual name first.
-_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
-    "d_ff": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
-    "vocabulary": ("vocab_size",),
-}
-_WIDE: Final = 4  # of GPT-2's kind, where `n_inner` is not said
 
 
-def shape_of(model: ModelStudy) -> Shape | None:
+def shape_of(model: ModelStudy) -> ModelShape | None:
     """As it is written down, else as the model has it where it is at hand."""
     return model.shape or at_hand(model.stores[0])
 
 
-def at_hand(store: StoreJob) -> Shape | None:
+def at_hand(store: StoreJob) -> ModelShape | None:
     """The sizes that a model on this machine has; None where it is not here or does not say."""
     path = _config_path(store)
     if path is None or not path.is_file():
@@ -40,19 +29,6 @@ def at_hand(store: StoreJob) -> Shape | None:
         return shape_in(json.loads(path.read_bytes()))
     except ValueError:
         return None  # the harvest says what is wrong with it
-
-
-def shape_in(config: Mapping[str, Any]) -> Shape | None:
-    """The sizes in a config."""
-    inner = config.get("text_config")
-    config = {**config, **inner} if isinstance(inner, Mapping) else config
-    found: dict[str, Any] = {
-        size: next((config[name] for name in names if _is_size(config.get(name))), None)
-        for size, names in _NAMES.items()
-    }
-    if found["d_ff"] is None and found["d_model"] is not None:
-        found["d_ff"] = _WIDE * found["d_model"]
-    return None if None in found.values() else Shape(**found)
 
 
 def check_shape(said: Path, model: ModelStudy, store: StoreJob) -> None:
@@ -73,8 +49,8 @@ def require_shape(said: Path, model: ModelStudy, store: StoreJob) -> None:
         _compare(said, model, model.shape, found)
 
 
-def _compare(said: Path, model: ModelStudy, written: Shape, found: Shape) -> None:
-    for size in Shape.model_fields:
+def _compare(said: Path, model: ModelStudy, written: ModelShape, found: ModelShape) -> None:
+    for size in ModelShape.model_fields:
         has, was = getattr(found, size), getattr(written, size)
         if has != was:
             raise UsageError(
@@ -98,7 +74,3 @@ def _config_path(store: StoreJob) -> Path | None:
     except ValueError:  # a name that the Hub has for no model
         return None
     return Path(found) if isinstance(found, str) else None
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -3,29 +3,32 @@
 In: a study's settings, and the shapes that are written in them (or those of models that are here). Out: bytes
 and objects of each store, exact where the corpus has as many tokens as are asked for and an upper bound where
 it is shorter; of each step of each model its operations, and hours where something was measured: of one core
-by a probe of this processor (plan_analyses.py), of a device by the newest harvest of the same model in the
-same folder (plan_measure.py, plan_tuning.py). What nothing here can know is None. Cost: none without the
-probe, a second with it.
+by a probe of this processor, of a device by the newest harvest of the same model in the same folder. What
+nothing here can know is None. Cost: none without the probe, a second with it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from ..analyze.core_speed import CoreSpeed
+from ..analyze.core_speed import probe as probed
 from ..collect.block_rows import block_rows
+from ..collect.model_shape import ModelShape
+from ..collect.planned_measure import measure_passes
+from ..collect.planned_passes import Passes, forward_flops
+from ..collect.planned_tuning import finetune_passes
 from ..collect.site_names import LAYER_SITES
 from ..store.layout import n_objects, store_bytes
-from .plan_measure import losses_passes, measure_passes
-from .plan_passes import forward_flops
-from .plan_rows import chosen
-from .plan_speed import Speed, harvested, window_of
-from .plan_speed import probe as probed
-from .plan_tuning import finetune_passes
+from ..store.settings import chosen_layers
+from .planned_study import harvested, rows_of, window_of
 from .shapes import shape_of
 from .study_settings import ModelStudy, StoreJob, Whole
-from .study_steps import needs_losses
-from .study_tables import Shape
+from .study_steps import loss_settings, needs_losses
+
+if TYPE_CHECKING:
+    from ..analyze.planned_work import Work
 
 NARROW_BYTES: Final = 2  # float16 and bfloat16, which everything but storage_dtype = "float32" is stored in
 ON_CORES: Final = ("fit", "analyze")  # steps that run no model
@@ -114,7 +117,7 @@ def plan_store(model: ModelStudy, job: StoreJob) -> StorePlan:
     }
     if shape is None:
         return StorePlan(**known, n_layers=None, d_model=None, bytes=None, objects=None, flops=None)
-    n_layers = len(chosen(settings.layers, range(shape.layers)))
+    n_layers = len(chosen_layers(settings.layers, range(shape.layers)))
     sites = settings.chosen_sites
     # One array a layer and site, and the embedding; where that is not stored, one of these stands for it.
     n_arrays = n_layers * sum(site in LAYER_SITES for site in sites) + ("embedding" in sites)
@@ -131,7 +134,7 @@ def plan_store(model: ModelStudy, job: StoreJob) -> StorePlan:
     )
 
 
-def plan_steps(model: ModelStudy, speed: Speed | None) -> Iterator[StepPlan]:
+def plan_steps(model: ModelStudy, speed: CoreSpeed | None) -> Iterator[StepPlan]:
     """The steps of a model behind its harvests, in the order in which they run."""
     shape = shape_of(model)
     names = ["fit", *(["losses"] if needs_losses(model) else []), "analyze", "measure"]
@@ -142,27 +145,47 @@ def plan_steps(model: ModelStudy, speed: Speed | None) -> Iterator[StepPlan]:
         elif name in ON_CORES:
             yield _on_cores(name, model, shape, speed)
         else:
-            passes = _PASSES[name](model, shape)
+            passes = passes_of(name, model, shape)
             hours = _device_hours(model, shape, passes.flops)
             yield StepPlan(name, model.name, passes.flops, device_hours=hours)
 
 
-_PASSES: Final = {"losses": losses_passes, "measure": measure_passes, "finetune": finetune_passes}
+def passes_of(step: str, model: ModelStudy, shape: ModelShape) -> Passes:
+    """Forward and backward passes of losses, measure or finetune."""
+    rows, features = rows_of(model, shape), model.analyze.features or None
+    if step == "losses":
+        return measure_passes(rows, loss_settings(model), features)
+    if step == "measure":
+        return measure_passes(rows, model.measure, features, known=needs_losses(model))
+    return Passes() if model.finetune is None else finetune_passes(rows, model.finetune)
 
 
-def _on_cores(name: str, model: ModelStudy, shape: Shape, speed: Speed | None) -> StepPlan:
+def work_of(step: str, model: ModelStudy, shape: ModelShape) -> "dict[str, Work]":
+    """Of each analysis, or of a fit."""
     # Loads scikit-learn, which jobs of a cluster that ask for the size of a store need not wait for.
-    from .plan_analyses import Work, analyze_work, fit_work
+    from ..analyze.planned_work import Rows, analyze_work, fit_work
 
-    parts = {"fit": fit_work(model, shape)} if name == "fit" else analyze_work(model, shape)
-    work = sum(parts.values(), Work())
+    study = rows_of(model, shape)
+    own, everything = study.fitted_on, tuple(one.all for one in study.stores)
+    test = sum(one.test for one in study.stores)
+    rows = Rows(float(shape.d_model), own.fit, own.gate, own.all, everything, test)
+    if step == "fit":
+        return {"fit": fit_work(rows, len(study.layers), model.fit)}
+    layers = chosen_layers(model.analyze.layers, study.layers)
+    return analyze_work(rows, len(layers), model.analyze, model.fit)
+
+
+def _on_cores(name: str, model: ModelStudy, shape: ModelShape, speed: CoreSpeed | None) -> StepPlan:
+    parts = work_of(name, model, shape)
+    flops = sum(part.flops for part in parts.values())
     if speed is None:
-        return StepPlan(name, model.name, work.flops)
-    each = {one: part.hours(speed) for one, part in parts.items()} if name == "analyze" else None
-    return StepPlan(name, model.name, work.flops, work.hours(speed), analyses=each)
+        return StepPlan(name, model.name, flops)
+    each = {one: part.hours(speed) for one, part in parts.items()}
+    hours = sum(each.values())
+    return StepPlan(name, model.name, flops, hours, analyses=each if name == "analyze" else None)
 
 
-def _device_hours(model: ModelStudy, shape: Shape, flops: float) -> float | None:
+def _device_hours(model: ModelStudy, shape: ModelShape, flops: float) -> float | None:
     """At the operations a second of a harvest, whose losses and writing are in its time."""
     before = harvested(model)
     if before is None:

@@ -15,6 +15,7 @@ from ..analyze.analyze_settings import AnalyzeSettings
 from ..analyze.compute_settings import flatten_compute
 from ..analyze.settings import FitSettings
 from ..collect.measure_settings import MeasureSettings
+from ..collect.model_shape import ModelShape
 from ..collect.settings import HarvestSettings
 from ..collect.tuning_settings import FinetuneSettings
 from ..store.local import local_path
@@ -27,7 +28,6 @@ from .study_tables import (
     UNSET,
     CorpusTable,
     ModelTable,
-    Shape,
     Tables,
     in_compute,
     read_tables,
@@ -55,7 +55,7 @@ class ModelStudy:
     name: str
     path: Path
     stores: tuple[StoreJob, ...]
-    shape: Shape | None
+    shape: ModelShape | None
     fit: FitSettings
     analyze: AnalyzeSettings
     measure: MeasureSettings
@@ -128,7 +128,7 @@ def _model(source: _Source, table: ModelTable) -> ModelStudy:
     stores = tuple(_store(source, table, corpus) for corpus in source.tables.corpora)
     place = f"{source.said}, [[models]] {table.name}, shape"
     tuned = source.tables.file.finetune is not None or table.finetune is not None
-    shape = None if table.shape is None else source.mistakes.parse(Shape, table.shape, place).settings
+    shape = None if table.shape is None else source.mistakes.parse(ModelShape, table.shape, place).settings
     return ModelStudy(
         name=table.name,
         path=source.folder / "studies" / table.name,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import pydantic
 from pydantic import Field
@@ -26,7 +26,6 @@ from .mistakes import Mistakes, Parsed
 
 UNSET: Final = "default"  # a value that takes a field back to its default, whatever a wider table says
 NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
-Size = Annotated[int, Field(ge=1)]
 
 
 class ReportSettings(pydantic.BaseModel):
@@ -56,17 +55,6 @@ NOT_HERE: Final[Mapping[str, Mapping[str, str]]] = {
     }
 }
 COMPUTED: Final = ("fit", "analyze")  # steps that [compute] holds for
-
-
-class Shape(pydantic.BaseModel):
-    """The sizes of a model, written down so that a study can be planned without it."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-
-    layers: Size = Field(description="Decoder blocks.")
-    d_model: Size = Field(description="Width of the residual stream.")
-    d_ff: Size = Field(description="Inner width of an MLP.")
-    vocabulary: Size = Field(description="Rows of the embedding.")
 
 
 class ModelTable(pydantic.BaseModel):

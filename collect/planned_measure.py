@@ -1,6 +1,6 @@
-"""Forward passes of `losses` and `measure` beforehand.
+"""Forward passes of a measurement beforehand.
 
-In: a model of a study and its shape. Out: `Passes` of a step. Replacements and sets of layers are those that
+In: what the study will have, and settings. Out: `Passes`. Replacements and sets of layers are those that
 a measurement itself makes of the settings (measure_asked.py). Which layers will be cheapest is not known:
 layers spread over the model stand for them. A timing on the clock is not in it. Cost: none.
 """
@@ -9,9 +9,10 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from ..collect.interventions import parse_interventions
-from ..collect.made_with import Unit
-from ..collect.measure_asked import (
+from ..store.settings import chosen_layers
+from .interventions import parse_interventions
+from .made_with import Unit
+from .measure_asked import (
     LINEAR,
     ROUTERS,
     Asked,
@@ -22,65 +23,53 @@ from ..collect.measure_asked import (
     greedily,
     has_sets,
 )
-from ..collect.measure_settings import MeasureSettings
-from .plan_passes import Passes, Sized, sized_for, spread
-from .plan_rows import chosen, fit_on, layers_of, rows_of
-from .plan_speed import window_of
-from .study_settings import ModelStudy, StoreJob
-from .study_steps import loss_settings, needs_losses
-from .study_tables import Shape
+from .measure_settings import MeasureSettings
+from .model_shape import ModelShape
+from .planned_passes import Passes, Sized, StoreRows, StudyRows, sized_for, spread
 
 NOISE_TOKENS: Final = 1024  # of each store, in a finer dtype
-BATCH_TOKENS: Final = 4096  # of a batch, where nothing else is said; on a GPU four times as many
 
 
-def losses_passes(model: ModelStudy, shape: Shape) -> Passes:
-    """The measurement behind a fit, where analyses go by what it brings."""
-    return _measurement(model, shape, loss_settings(model), known=False)
-
-
-def measure_passes(model: ModelStudy, shape: Shape) -> Passes:
-    """The measurement behind the analyses; what `losses` has measured is taken over."""
-    return _measurement(model, shape, model.measure, known=needs_losses(model))
-
-
-def _measurement(model: ModelStudy, shape: Shape, settings: MeasureSettings, *, known: bool) -> Passes:
-    asked = _asked(model, shape, settings)
-    stores = [one for one in model.stores if not settings.stores or one.name in settings.stores]
-    own_store = fit_on(model)
+def measure_passes(
+    study: StudyRows, settings: MeasureSettings, features: Sequence[str] | None = None, *, known: bool = False
+) -> Passes:
+    """`features`: of the gates that there will be, all by default. `known`: each layer by itself has been
+    measured with its surrogate before, which is taken over."""
+    shape, asked = study.shape, _asked(study, settings, ROUTERS if features is None else features)
+    stores = study.named(settings.stores)
+    own_store = study.fitted_on
     touched = [own_store, *(one for one in stores if one != own_store)] if asked.chooses else stores
     there = {entry.unit for entry in asked.each([LINEAR])} if known else set[Unit]()
     found = Passes()
     for store in touched:
         found += _on_gate_rows(shape, store, asked, there)
         if store == own_store and asked.chooses and settings.progressive == "greedy":
-            found += _greedy(sized_for(shape, store), rows_of(store).gate, asked)
+            found += _greedy(sized_for(shape, store), store.gate, asked)
     for store in stores:
         found += _on_test_rows(shape, store, asked, there)
         if settings.noise_floor:
-            rows = rows_of(store).test
-            sample = rows / max(1, int(rows) // NOISE_TOKENS)
+            sample = store.test / max(1, int(store.test) // NOISE_TOKENS)
             found += _swept(sized_for(shape, store), sample, asked.each([LINEAR]))
         if settings.validate_estimate:
             found += _patches(shape, store, asked)
     return found
 
 
-def _on_gate_rows(shape: Shape, store: StoreJob, asked: Asked, there: Collection[Unit]) -> Passes:
-    found, rows = Passes(), rows_of(store).gate
+def _on_gate_rows(shape: ModelShape, store: StoreRows, asked: Asked, there: Collection[Unit]) -> Passes:
+    found, rows = Passes(), store.gate
     for own, sized in _windows(shape, store, asked.settings):
         if own or "gate" in asked.settings.splits:
             found += _swept(sized, rows, asked.each(asked.on_gate), there if own else ())
     return found
 
 
-def _on_test_rows(shape: Shape, store: StoreJob, asked: Asked, there: Collection[Unit]) -> Passes:
+def _on_test_rows(shape: ModelShape, store: StoreRows, asked: Asked, there: Collection[Unit]) -> Passes:
     """Sets that are chosen on these rows pass the model behind all others, with a base pass of their own."""
     order = spread(asked.layers)
     orders = {name: order for one in asked.joint for name in (bare(one), greedily(bare(one)))}
     entries = [*asked.each(asked.on_test), *asked.sets(orders)]
     papers = [Entry(name, one, order[:n]) for one in asked.joint for name, n in asked.papers]
-    found, rows = Passes(), rows_of(store).test
+    found, rows = Passes(), store.test
     for own, sized in _windows(shape, store, asked.settings):
         found += _swept(sized, rows, entries, there if own else ())
         if own:
@@ -88,19 +77,19 @@ def _on_test_rows(shape: Shape, store: StoreJob, asked: Asked, there: Collection
     return found
 
 
-def _asked(model: ModelStudy, shape: Shape, settings: MeasureSettings) -> Asked:
-    made = model.analyze.features or ROUTERS
-    names = settings.interventions or by_default([name for name in ROUTERS if name in made], settings)
+def _asked(study: StudyRows, settings: MeasureSettings, features: Sequence[str]) -> Asked:
+    made = [name for name in ROUTERS if name in features]
+    names = settings.interventions or by_default(made, settings)
     joint = parse_interventions(settings.compound_with) if has_sets(settings) else ()
-    layers = chosen(settings.layers, layers_of(model, shape).fitted)
+    layers = chosen_layers(settings.layers, study.layers)
     return Asked(settings, layers, drawn(parse_interventions(names), settings), drawn(joint, settings))
 
 
-def _windows(shape: Shape, store: StoreJob, settings: MeasureSettings) -> Iterator[tuple[bool, Sized]]:
+def _windows(shape: ModelShape, store: StoreRows, settings: MeasureSettings) -> Iterator[tuple[bool, Sized]]:
     """Windows as harvested, then cut to other lengths."""
     yield True, sized_for(shape, store)
     for length in settings.sequence_length:
-        if length != window_of(store):
+        if length != store.window:
             yield False, Sized(shape, length)
 
 
@@ -127,10 +116,10 @@ def _greedy(sized: Sized, rows: float, asked: Asked) -> Passes:
     return found
 
 
-def _patches(shape: Shape, store: StoreJob, asked: Asked) -> Passes:
+def _patches(shape: ModelShape, store: StoreRows, asked: Asked) -> Passes:
     """One row of every sequence of a batch at a time: as many passes as a sequence has patched rows."""
-    sized, settings, rows = sized_for(shape, store), asked.settings, rows_of(store).test
-    batch = float(store.settings.batch_tokens or BATCH_TOKENS)
+    sized, settings, rows = sized_for(shape, store), asked.settings, store.test
+    batch = float(store.batch)
     batches = min(math.ceil(rows / batch), settings.patches)
     turns = max(1, math.ceil(settings.patches * sized.window / max(rows, 1.0)))
     found = sized.base(batches * batch)

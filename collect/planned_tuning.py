@@ -1,39 +1,34 @@
 """Forward and backward passes of `finetune` beforehand.
 
-In: a model of a study and its shape. Out: `Passes` of the step: every course at each of its learning rates
+In: what the study will have, and settings. Out: `Passes`: every course at each of its learning rates
 and seeds, by the same stages and points as when it runs (tuning_schedule.py). In training a backward pass
 counts as one or two more, and every window as a whole one. A timing on the clock is not in it. Cost: none.
 """
 
-from ..collect.measure_settings import chosen_set
-from ..collect.tuning_arms import COURSES, Course, with_controls
-from ..collect.tuning_schedule import Schedule
-from .plan_passes import Passes, Sized, sized_for, spread
-from .plan_rows import chosen, fit_on, layers_of, rows_of
-from .study_settings import ModelStudy
-from .study_tables import Shape
+from ..store.settings import chosen_layers
+from .measure_settings import chosen_set
+from .planned_passes import Passes, Sized, StudyRows, sized_for, spread
+from .tuning_arms import COURSES, Course, with_controls
+from .tuning_schedule import Schedule
+from .tuning_settings import FinetuneSettings
 
 
-def finetune_passes(model: ModelStudy, shape: Shape) -> Passes:
+def finetune_passes(study: StudyRows, settings: FinetuneSettings) -> Passes:
     """Every course at each of its learning rates and seeds: its steps, and its points on held-out rows."""
-    settings = model.finetune
-    if settings is None:
-        return Passes()
-    fitted = layers_of(model, shape).fitted
+    shape, own = study.shape, study.fitted_on
     cheapest = chosen_set(settings.layers)
-    layers = spread(fitted)[: cheapest[1]] if cheapest else chosen(settings.layers, fitted)
+    layers = spread(study.layers)[: cheapest[1]] if cheapest else chosen_layers(settings.layers, study.layers)
     plan = Schedule(settings, with_controls(settings.arms), layers)
-    trained = next((one for one in model.stores if one.name == settings.train_on), fit_on(model))
-    scored = [one for one in model.stores if not settings.stores or one.name in settings.stores]
-    test = sum((sized_for(shape, one).base(rows_of(one).test) for one in scored), Passes())
-    gate = sized_for(shape, fit_on(model)).base(rows_of(fit_on(model)).gate)
+    trained = next((one for one in study.stores if one.name == settings.train_on), own)
+    test = sum((sized_for(shape, one).base(one.test) for one in study.named(settings.stores)), Passes())
+    gate = sized_for(shape, own).base(own.gate)
     found = Passes()
     seen: set[object] = set()  # models before the first step, scored once
     for name in plan.courses:
         course, points = COURSES[name], plan.points(name)
         for _ in range(len(plan.learning_rates(name)) + len(plan.other_seeds(name))):
             found += _training(sized_for(shape, trained), plan, course, name)
-            found += _refits(sized_for(shape, trained), rows_of(trained).fit, plan, course)
+            found += _refits(sized_for(shape, trained), trained.fit, plan, course)
             for point in points:
                 body = "linear" if course.body == "trainable" else course.body
                 if not point and course.after is None:

@@ -1,15 +1,51 @@
 """Rows through blocks and heads, and what they cost: the measure in which steps that run a model are planned.
 
-In: a shape and windows. Out: `Passes`, and operations of the parts of a decoder. Blocks count whole, whatever
-replaces their MLP; padding does not. Cost: none.
+In: the sizes of a model, its stores and its layers, as they will be. Out: `Passes`, and operations of the
+parts of a decoder. Blocks count whole, whatever replaces their MLP; padding does not. Cost: none.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .plan_speed import window_of
-from .study_settings import StoreJob
-from .study_tables import Shape
+from .model_shape import ModelShape
+from .planning import FRACTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRows:
+    """Rows of a store of a corpus that is long enough: the most there can be. `window`: rows of a whole
+    window; `batch`: rows of a batch of the model."""
+
+    name: str
+    all: float
+    window: int
+    batch: int
+
+    @property
+    def fit(self) -> float:
+        return FRACTIONS[0] * self.all
+
+    @property
+    def gate(self) -> float:
+        return FRACTIONS[1] * self.all
+
+    @property
+    def test(self) -> float:
+        return FRACTIONS[2] * self.all
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRows:
+    """What a fitted study will have: its stores, the one that it is `fitted_on`, and the layers fitted."""
+
+    shape: ModelShape
+    stores: tuple[StoreRows, ...]
+    fitted_on: StoreRows
+    layers: tuple[int, ...]
+
+    def named(self, names: Sequence[str]) -> list[StoreRows]:
+        """Some of the stores; all where none is named."""
+        return [one for one in self.stores if not names or one.name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +66,7 @@ class Passes:
 class Sized:
     """A shape with windows of one length."""
 
-    shape: Shape
+    shape: ModelShape
     window: int
 
     def passes(self, rows: float, blocks: float, heads: float = 1.0) -> Passes:
@@ -46,23 +82,23 @@ class Sized:
         return self.passes(rows, self.shape.layers - first)
 
 
-def forward_flops(shape: Shape, length: int) -> float:
+def forward_flops(shape: ModelShape, length: int) -> float:
     """Operations of one token of a window of `length`."""
     return shape.layers * block_flops(shape, length) + head_flops(shape)
 
 
-def block_flops(shape: Shape, length: int) -> float:
+def block_flops(shape: ModelShape, length: int) -> float:
     """Four projections of attention and two matrices of an MLP, scores and values over half the window."""
     return 2.0 * (4 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff + shape.d_model * length)
 
 
-def head_flops(shape: Shape) -> float:
+def head_flops(shape: ModelShape) -> float:
     return 2.0 * shape.d_model * shape.vocabulary
 
 
-def sized_for(shape: Shape, store: StoreJob) -> Sized:
+def sized_for(shape: ModelShape, store: StoreRows) -> Sized:
     """With the windows of a store."""
-    return Sized(shape, window_of(store))
+    return Sized(shape, store.window)
 
 
 def spread(layers: Sequence[int]) -> tuple[int, ...]:
