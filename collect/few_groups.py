@@ -63,10 +63,11 @@ def _stored_groups(plan: Plan, groups: Int32[np.ndarray, "document"]) -> dict[st
 
 
 def _advice(n_tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | None) -> str | None:
-    """A smaller share alone where it has as many rows; else more tokens, with a share where that takes fewer.
-    None: nothing of this is enough.
+    """A smaller share alone where it has as many rows; else more tokens, with a share where that takes fewer;
+    with a larger share where the corpus runs out at this one. None: nothing of this is enough.
     """
-    shares = [share for part in KEEP_PARTS if (share := Fraction(1, part)) < (keep or 1)]
+    known = [Fraction(1, part) for part in KEEP_PARTS]
+    shares = [share for share in known if share < (keep or 1)]
     alone = next((one for one in shares if _tried(n_tokens, groups, replan, one) == (n_tokens, True)), None)
     raised = _enough_tokens(n_tokens, groups, replan, keep)
     if alone is not None:
@@ -77,7 +78,14 @@ def _advice(n_tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | 
         if tokens is not None and (raised is None or tokens <= FEWER * raised):
             more = "" if raised is None else f", or tokens alone to {raised:,}"
             return f"raise tokens to {tokens:,} and set keep to {share} of the sequences{more}"
-    return None if raised is None else f"raise tokens to {raised:,}"
+    if raised is not None:
+        return f"raise tokens to {raised:,}"
+    larger = [*(share for share in known if share > keep), None] if keep is not None else []
+    for share in larger:
+        if (tokens := _enough_tokens(n_tokens, groups, replan, share)) is not None:
+            words = "leave keep out" if share is None else f"set keep to {share} of the sequences"
+            return f"raise tokens to {tokens:,} and {words}"
+    return None
 
 
 def _enough_tokens(n_tokens: int, groups: np.ndarray, replan: Replan, keep: Fraction | None) -> int | None:
