@@ -103,6 +103,14 @@ def between(
     return Ends(low, high, show, may_miss)
 
 
+def nats_columns(name: str, low: str, high: str, spanner: str, words: str = "95 % interval") -> list[Column]:
+    """A difference in nats and its interval, under one heading."""
+    return [
+        Column("Δ", value(name, text.nats), spanner=spanner),
+        Column(words, between(low, high, text.nats_interval), spanner=spanner),
+    ]
+
+
 def house(
     rows: Sequence[Row],
     columns: Sequence[Column],

@@ -33,6 +33,7 @@ from nearline.reports import (
     losses_tables,
     page,
     pareto,
+    progressive_curve,
     published,
     report,
     sets_section,
@@ -276,7 +277,7 @@ def test_steps_are_counted_up_to_the_first_that_is_not_cheap() -> None:
     rows = everything(("only",), 4)
     for row in rows["progressive"]:
         row["ppl_hi"] = {1: 2.0, 2: 12.0, 3: 3.0, 4: 400.0}[row["step"]]
-    assert "linear, greedy: 1 of 4" in sets_section.progressive_finding(make_results(rows))
+    assert "linear, greedy: 1 of 4" in progressive_curve.progressive_finding(make_results(rows))
 
 
 def test_a_time_is_called_faster_only_where_most_runs_were() -> None:
