@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from ..store import SPLITS, DamageError, FormatError, IncompleteError, UsageError, durable
+from ..store import SPLITS, DamageError, FormatError, IncompleteError, UsageError, durable, in_place
 from ..store.attributes import parse_attributes
 from ..store.folder import MOMENTS, RUNS
 from ..store.parsing import (
@@ -108,7 +108,7 @@ def remove_moments(path: Path) -> None:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
-            durable.unlink_file(entry)
+            in_place.unlink_file(entry)
 
 
 def open_moments(folder: str | Path, name: str | None = None) -> MomentsSource:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int32
 
-from ..store import NearlineError, Study, durable
+from ..store import NearlineError, Study, durable, in_place
 from .engine import Saved
 from .evidence import StoreRows
 from .moments_file import open_moments, save_moments
@@ -141,7 +141,7 @@ class MomentsKeeper(AbstractContextManager["MomentsKeeper"]):
                 return open_moments(self._layer_folder(name, layer)).layer(layer)
 
             save_moments(self._aside / folder, replace(source, load=load))
-            durable.replace_folder(self._aside / folder, self._study.path / folder)
+            in_place.replace_folder(self._aside / folder, self._study.path / folder)
             inputs, settings = _inputs(self._stores[name]), _resolved(self._settings, source.layers)
             self._study.record_step(folder, inputs=inputs, settings=settings, outputs=[folder], facts={})
 

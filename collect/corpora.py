@@ -14,7 +14,7 @@ Cost: one read of the files, as far as documents are wanted; memory: the documen
 """
 
 import logging
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,16 +25,16 @@ import numpy as np
 from ..store.errors import EnvironmentFault, UsageError
 from .built_in import RESERVED, built_in_texts, reserved_texts
 from .choosing import Choice
+from .document_rows import corpus_of, document_in, no_text
+from .document_rows import from_documents as from_documents
 from .documents import Corpus as Corpus
 from .documents import Document as Document
-from .documents import Row, document_of, hash_documents
+from .documents import Row, hash_documents
 from .groups import near_duplicate_groups
 from .local_texts import read_jsonl, read_text
-from .passages import cut_keyed, few_long_texts
 from .settings import HarvestSettings
 from .specs import portable, split_dataset, split_field, split_spec
 from .wikitext import articles, articles_in_texts
-from .wording import counted, is_or_are
 
 Join = Literal["auto", "never", "wikitext"]
 
@@ -80,7 +80,7 @@ def load(spec: str, part: str = "harvest", options: CorpusOptions | None = None)
     join = articles_in_texts if kind == "text" else articles
     with closing(_rows_of(spec, options)) as rows:  # what is open, is closed also where reading stops early
         joined = join(rows, options.join, policies)
-        return _from_rows(joined, portable(spec), options.choice, policies, cut=True)
+        return corpus_of(joined, portable(spec), options.choice, policies, cut=True)
 
 
 def _rows_of(spec: str, options: CorpusOptions) -> Generator[Row]:
@@ -117,9 +117,9 @@ def require_readable(spec: str, options: CorpusOptions) -> None:
     with closing(_rows_of(spec, options)) as rows:
         first = next(rows, None)
     if first is None:
-        raise _no_text(portable(spec))
+        raise no_text(portable(spec))
     if options.include is None and options.exclude is None:  # which may leave this row out
-        _document(first)
+        document_in(first)
 
 
 def _of_ids(spec: str, options: CorpusOptions) -> Corpus:
@@ -129,42 +129,6 @@ def _of_ids(spec: str, options: CorpusOptions) -> Corpus:
 
     _, documents = read_ids(Path(split_spec(spec)[1]))
     return select(from_documents(documents, portable(spec)), options)
-
-
-def from_documents(documents: Iterable[object], spec: str = "documents", *, cut: bool = False) -> Corpus:
-    """A corpus of texts, of lists or arrays of token ids, of chats (lists of objects with role and content),
-    (key, any of these) pairs or Documents; empty ones are left out. `cut` allows passages."""
-    if isinstance(documents, str):
-        raise UsageError("documents is one string: give a list of texts, one for each document.")
-    if not _lists(documents):
-        raise UsageError(
-            f"documents is a {type(documents).__name__}: give a list of documents; of a dict its items(), of "
-            "a table one column."
-        )
-    rows = (row_of(entry, number) for number, entry in enumerate(documents))
-    return _from_rows(rows, spec, Choice(), {}, cut=cut)
-
-
-def _lists(documents: object) -> bool:
-    """Whether it gives documents when it is gone through; dicts and tables give names."""
-    if isinstance(documents, Mapping) or hasattr(documents, "columns"):
-        return False
-    return isinstance(documents, Iterable) or hasattr(documents, "__getitem__")
-
-
-def row_of(entry: object, number: int) -> Row:
-    """A row of any form of document that a program may give."""
-    place = f"document {number}"
-    if isinstance(entry, Document):
-        return Row(entry.key, entry, f"{place} ({entry.key!r})")
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str):
-        return Row(entry[0], entry[1], f"{place} ({entry[0]!r})")
-    if isinstance(entry, str | list | tuple) or hasattr(entry, "__array__"):
-        return Row(f"{number:06d}", entry, place)
-    raise UsageError(
-        f"{place} is a {type(entry).__name__}: documents are texts, (key, text) pairs, lists of token ids or "
-        "Documents; of rows such as {'text': ...}, give row['text']."
-    )
 
 
 def select(corpus: Corpus, options: CorpusOptions) -> Corpus:
@@ -184,79 +148,6 @@ def select(corpus: Corpus, options: CorpusOptions) -> Corpus:
         known_groups=None,
         policies=corpus.policies | policies,
     )
-
-
-def _from_rows(
-    rows: Iterable[Row], spec: str, choice: Choice, policies: dict[str, str], *, cut: bool
-) -> Corpus:
-    full, known = _taken(rows, spec, choice)
-    n_texts = len(full)
-    if cut and full[0].kind == "text" and few_long_texts([document.text for document in full]):
-        full = [Document(*passage) for document in full for passage in cut_keyed(document.key, document.text)]
-    passages = len(full) > n_texts
-    if passages:
-        texts, pieces = counted(n_texts, "text"), counted(len(full), "passage")
-        logger.info("%s: %s cut into %s that count as documents", spec, texts, pieces)
-    if known is not None:
-        choice.require_known(spec, known | {document.key for document in full})
-    if "join" in policies:
-        logger.info("%s: rows of WikiText joined into %s", spec, counted(n_texts, "article"))
-    chosen = choice.among(spec, full)
-    policies = policies | choice.policies()
-    return Corpus(spec, chosen, passages, hash_documents(chosen), policies=policies)
-
-
-def _taken(rows: Iterable[Row], spec: str, choice: Choice) -> tuple[list[Document], set[str] | None]:
-    """The documents that may be wanted, not one read more than needed, and all keys where all were read."""
-    full: list[Document] = []
-    known: set[str] = set()
-    waiting = set(choice.named)
-    n_read = n_empty = 0
-    all_read = True
-    for row in rows:
-        n_read += 1
-        if choice.named:
-            known.add(row.key)
-            waiting.discard(row.key)
-        if choice.may_take(row.key):
-            document = _document(row)
-            if document.empty:
-                n_empty += 1
-            else:
-                _require_kind(document, full, row.place)
-                full.append(document)
-        if len(full) == choice.most or (choice.include is not None and not waiting):
-            all_read = False
-            break
-    if n_empty:
-        of = f"{n_empty:,} of {counted(n_read, 'document')} {is_or_are(n_empty)}"
-        logger.warning("%s: %s empty and left out", spec, of)
-    if not full:
-        if choice.named:
-            choice.require_known(spec, known)
-            raise UsageError(f"{spec}: include and exclude leave no document with text in it.")
-        raise _no_text(spec)
-    return full, known if all_read else None
-
-
-def _no_text(spec: str) -> UsageError:
-    return UsageError(f"{spec}: the corpus holds no text; give at least one document that is not empty.")
-
-
-def _document(row: Row) -> Document:
-    given = row.value
-    if isinstance(given, Document):
-        given = {"text": given.text, "ids": given.ids, "chat": given.messages}[given.kind]
-    return document_of(row.key, given, row.place)
-
-
-def _require_kind(document: Document, before: list[Document], place: str) -> None:
-    if before and before[0].kind != document.kind:
-        words = {"text": "a text", "ids": "token ids", "chat": "a chat"}
-        raise UsageError(
-            f"{place} holds {words[document.kind]}, the documents before it {words[before[0].kind]}: a "
-            "corpus is of one kind."
-        )
 
 
 def load_built_in(spec: str, part: str) -> Corpus:

@@ -17,9 +17,10 @@ from torch import nn
 
 from ..store.errors import UsageError
 from .anatomy import unwrapped
+from .loading_faults import explain
 from .offloaded import offloaded_tensors
 from .peft_state import refuse_unfaithful
-from .sources import HUB_ID, Source, explain, hub_unreachable
+from .sources import HUB_ID, Source, hub_unreachable
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _WHAT_IT_HOLDS = f"Give a folder that save_pretrained of a PEFT model wrote ({CONFIG}, {WEIGHTS})."

@@ -25,7 +25,8 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from ..store.errors import NearlineError, UsageError
-from .sources import Source, explain, hub_unreachable
+from .loading_faults import explain
+from .sources import Source, hub_unreachable
 
 _Result = TypeVar("_Result")
 # They warn of what a load brings about, or of a GPU's kernels that a first import finds no use for.

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..store import durable
+from ..store import in_place
 from .anatomy import Anatomy
 from .exported_folder import Exported, ExportedModel, write_exported
 from .gate_routing import GateRouter
@@ -74,7 +74,7 @@ def export_tuned(
             d_model=net.d_model,
         )
         write_exported(aside / LINEARISED, Exported(facts, special_ids, substitutes))
-    durable.replace_folder(aside, folder)
+    in_place.replace_folder(aside, folder)
 
 
 def _replacement(one: TunedLayer) -> Replacement:

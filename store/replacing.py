@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from . import durable, points
+from . import durable, in_place, points
 from .disk import fault, held, locked, sync_folders
 from .errors import DamageError, NearlineError, UsageError
 from .own import JOURNAL, check_links, check_name
@@ -90,7 +90,7 @@ def _finish(folder: Path) -> None:
     points.reached("replacing.moved")
     _remove(folder, remove)
     points.reached("replacing.removed")
-    durable.remove_file(folder / READY)
+    in_place.remove_file(folder / READY)
     _clear(folder)
 
 
@@ -125,7 +125,7 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
     """Remove files, and folders that are empty then."""
     parents = set()
     for name in names:
-        durable.unlink_file(folder / name)
+        in_place.unlink_file(folder / name)
         parents.add((folder / name).parent)
     sync_folders({parent for parent in parents if parent.is_dir()})
     for parent in sorted(parents, key=lambda path: len(path.parts), reverse=True):

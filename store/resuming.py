@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from . import durable
+from . import durable, in_place
 from .attributes import Attributes
 from .disk import claimed
 from .errors import DamageError, EnvironmentFault
@@ -40,7 +40,7 @@ def checked_blocks(folder: Path, attributes: Attributes, plan: Plan) -> set[int]
             kept.add(block)
         elif _identity(path) == before:  # or another process has just committed it anew
             logger.warning("block %d is collected again: %s", block, problem)
-            durable.remove_file(path)
+            in_place.remove_file(path)
     return kept
 
 

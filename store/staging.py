@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import durable
+from . import durable, in_place
 from .disk import claimed, held
 from .errors import IncompleteError, UsageError
 from .study import Study
@@ -87,10 +87,10 @@ class StagedStudy(Study):
         pairs = [(source, self.path / output) for output, source in sources.items()]
         for folder in dict.fromkeys(target.parent for _, target in pairs):
             durable.make_folder(folder)
-        durable.replace_files([pair for pair in pairs if not pair[0].is_dir()])
+        in_place.replace_files([pair for pair in pairs if not pair[0].is_dir()])
         for source, target in pairs:
             if source.is_dir():
-                durable.replace_folder(source, target)
+                in_place.replace_folder(source, target)
         for output in sorted(set(before) - set(outputs)):
             self.remove_output(output)
         self.discard()

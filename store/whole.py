@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from blake3 import blake3
 
-from . import durable
+from . import durable, in_place
 from .chunks import read_chunk
 from .errors import DamageError, FormatError, IncompleteError, MissingChunk, UsageError
 from .layout import CRC_BYTES
@@ -53,7 +53,7 @@ def write_arrays(target: Path, arrays: Mapping[str, Any], attrs: Mapping[str, An
     aside = target.with_name(f"{target.name}.{secrets.token_hex(6)}{durable.PARTIAL}")
     try:
         durable.write_files(_files(aside, specs, attrs))
-        durable.replace_folder(aside, target)
+        in_place.replace_folder(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # there is none where all went well
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from blake3 import blake3
 from jaxtyping import Float32, Shaped
 
-from . import durable, points
+from . import durable, in_place, points
 from .attributes import Attributes, parse_attributes
 from .beginning import (
     begun_attributes,
@@ -184,7 +184,7 @@ class StoreWriter:
                 f"{both}; the other one has sealed the store, and then this one wrote over block {block}: "
                 f"{problem}; run `nearline repair {self.path}`"
             )
-        durable.remove_file(path)
+        in_place.remove_file(path)
         return UsageError(f"{both}; {problem}: block {block} is missing now, the next run collects it again")
 
     def _sweep(self, chunks: Mapping[str, ChunkRecord]) -> None:

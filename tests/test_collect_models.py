@@ -15,10 +15,11 @@ from helpers_models import FAMILIES, smollm2_path, tiny_config, tiny_model, tiny
 from huggingface_hub import errors as hub
 from nearline.collect import pretrained, sources
 from nearline.collect.hashes import config_hash, weights_hash
+from nearline.collect.loading_faults import explain
 from nearline.collect.models import LoadedModel, describe, load, outline
 from nearline.collect.pretrained import guarded
 from nearline.collect.sites import sites
-from nearline.collect.sources import Source, explain
+from nearline.collect.sources import Source
 from nearline.store.errors import EnvironmentFault, NearlineError, UsageError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, modeling_gguf_pytorch_utils

@@ -34,6 +34,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("store/durable.py", "os.open"): "this is the durable path",
     ("store/durable.py", "os.link"): "this is the durable path",
     ("store/durable.py", "replace"): "this is the durable path",
+    ("store/in_place.py", "replace"): "this is the durable path",
     ("store/durable.py", "touch"): "a probe that is removed at once",
     ("collect/ranks.py", "os.open"): "the lock of a rank: what it holds is for a person to read",
     ("collect/ranks.py", "os.write"): "the same",
