@@ -20,8 +20,9 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..store import durable
 from ..store.errors import ProofFailed
 from .linearised import SUBMODULE
 from .tuned_layers import Tuned
@@ -32,6 +33,8 @@ from .tuning_schedule import Stage
 from .tuning_settings import FinetuneSettings
 
 WEIGHTS: Final = "trained.safetensors"
+# In a checkpoint that was written to its end: a `Trainer` writes its files one after the other in place.
+WHOLE: Final = "whole"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,15 +111,21 @@ def train_stage(
             args=_arguments(run, stage, settings, folder, next(model.parameters()).device, n_processes),
             train_dataset=Batches(windows, order),
             data_collator=collate,
-            callbacks=[_Points(frozenset(points), lambda step: at_point(at + step))],
+            callbacks=[_Points(frozenset(points), lambda step: at_point(at + step), n_processes)],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
+        trainer.train(resume_from_checkpoint=last_whole(folder))
         if n_processes > 1:  # the next stage wraps the model anew, and no weight may answer to two wrappers
             trainer.model_wrapped = model
             trainer.accelerator.free_memory()
     if digest_of_frozen(model) != frozen:
         raise ProofFailed("weights that were to stay as they are have moved in training; this is a defect")
+
+
+def last_whole(folder: Path) -> str | None:
+    """The last checkpoint that was written to its end."""
+    found = [mark.parent for mark in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{WHOLE}")]
+    return str(max(found, key=lambda one: int(one.name.rpartition("-")[2]))) if found else None
 
 
 def _arguments(
@@ -163,10 +172,10 @@ def _same_config(model: Any) -> Generator[None]:
 
 
 class _Points(TrainerCallback):
-    """Scores and saves after chosen steps."""
+    """Scores and saves after chosen steps; marks what was saved as whole."""
 
-    def __init__(self, steps: frozenset[int], at_point: Callable[[int], None]) -> None:
-        self._steps, self._at_point = steps, at_point
+    def __init__(self, steps: frozenset[int], at_point: Callable[[int], None], n_processes: int) -> None:
+        self._steps, self._at_point, self._n_processes = steps, at_point, n_processes
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -174,6 +183,15 @@ class _Points(TrainerCallback):
         if state.global_step in self._steps:
             self._at_point(state.global_step)
             control.should_save = True
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._n_processes > 1:  # each process saves the state of its own random numbers
+            torch.distributed.barrier()
+        if args.should_save:
+            folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            durable.write_file(folder / WHOLE)
 
 
 class _Trainer(Trainer):

@@ -36,7 +36,7 @@ from nearline.collect.tuning_request import tuning_request
 from nearline.collect.tuning_settings import FinetuneSettings, parse
 from nearline.reports.report import report
 from nearline.store import IncompleteError, Reader, Study, UsageError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainerState
 
 LAYERS = (0, 2)
 FEW: dict[str, Any] = {
@@ -336,6 +336,29 @@ def test_stopped_it_goes_on_to_the_same_bytes(
         finetune(study, few(**SOME))
     monkeypatch.setattr(Experiment, "_point", whole)
     assert not Study.open(study).has_table("finetune")
+    finetune(study, few(**SOME))
+    assert tree(study) == tree(some)
+
+
+@pytest.mark.parametrize("half_done", ["_save_optimizer_and_scheduler", "_save_rng_state", "save_to_json"])
+def test_a_checkpoint_that_was_cut_short_is_not_gone_on_from(
+    half_done: str, some: Path, study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `Trainer` writes the files of a checkpoint one after the other, in place."""
+    saves, of = 0, TrainerState if half_done == "save_to_json" else Trainer
+    save = getattr(of, half_done)
+
+    def stopping(self: Any, *given: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 2:
+            raise KeyboardInterrupt
+        save(self, *given)
+
+    monkeypatch.setattr(of, half_done, stopping)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(study, few(**SOME))
+    monkeypatch.setattr(of, half_done, save)
     finetune(study, few(**SOME))
     assert tree(study) == tree(some)
 
