@@ -35,6 +35,7 @@ from .tuning_settings import FinetuneSettings
 WEIGHTS: Final = "trained.safetensors"
 # In a checkpoint that was written to its end: a `Trainer` writes its files one after the other in place.
 WHOLE: Final = "whole"
+_PREPARED: Final = "_is_accelerate_prepared"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +104,7 @@ def train_stage(
     order = windows.order(run.seed, (first + stage.steps) * a_step)[first * a_step :]
     points = [one - at for one in run.points if at < one <= at + stage.steps]
     frozen = digest_of_frozen(model)
-    with _same_config(model):
+    with _as_it_was(model):
         trainer = _Trainer(
             tuned,
             settings.sparsity if run.course.body == "soft" else 0.0,
@@ -161,14 +162,25 @@ def _arguments(
 
 
 @contextmanager
-def _same_config(model: Any) -> Generator[None]:
-    """A `Trainer` switches the cache off in the model's configuration, which is part of what a model is."""
-    before = copy.deepcopy(vars(model.config))
+def _as_it_was(model: Any) -> Generator[None]:
+    """What a `Trainer` and accelerate put on a model is taken off again.
+
+    The cache is switched off in its configuration, which is part of what a model is. With mixed precision it
+    gets a `forward` that casts, and a mark by which it is not given another one: the next training of this
+    model would have the precision of the first one, whatever it asks for. Kept activations bring hooks.
+    """
+    config, before = copy.deepcopy(vars(model.config)), dict(vars(model))
+    vars(model).pop(_PREPARED, None)
     try:
         yield
     finally:
+        if vars(model).get("_require_grads_hooks") and "_require_grads_hooks" not in before:
+            model.disable_input_require_grads()
+        for name in vars(model).keys() - before.keys():
+            del vars(model)[name]
+        vars(model).update({name: before[name] for name in ("forward", _PREPARED) if name in before})
         vars(model.config).clear()
-        vars(model.config).update(before)
+        vars(model.config).update(config)
 
 
 class _Points(TrainerCallback):

@@ -384,19 +384,36 @@ def test_mixed_precision_accumulation_and_checkpointing(lab: Path, tmp_path: Pat
     """Three passes a step that keep no activations are one step of three times the windows; products in
     bfloat16 round to eight bits, and a few steps of a small rate change little.
     """
-    model, ends = live(lab), list[np.ndarray]()
+    model, ends, products = live(lab).eval(), list[np.ndarray](), set[torch.dtype]()
+    before, ids = vars(model).keys() | {}, torch.arange(1, 20)[None]
+    with torch.no_grad():
+        logits = model(ids).logits
+
+    def watched(module: Any, _: Any, output: torch.Tensor) -> None:
+        if module.training:
+            products.add(output.dtype)
+
+    model.model.layers[1].self_attn.q_proj.register_forward_hook(watched)
     ways: list[dict[str, Any]] = [
         {"batch_sequences": 3},
         {"batch_sequences": 1, "accumulate": 3, "gradient_checkpointing": True},
         {"dtype": "bfloat16", "gate": "mlp"},
+        {"batch_sequences": 3},
     ]
     for number, way in enumerate(ways):
         study = copied(lab, tmp_path / f"{number}")
+        products.clear()
         finetune(
             study,
             few(arms="linear,gate_only", seeds="0", learning_rates="1e-3", points=1, **way),
             model=model,
         )
+        assert products == {getattr(torch, way.get("dtype", "float32"))}
+        # The model that was lent goes on as before, its products in float32.
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, logits)
+        assert vars(model).keys() == before
+        assert not model.get_input_embeddings()._forward_hooks
         rows = frame(study, "finetune").filter("chosen", pl.col("split") == "test", pl.col("step") == 2)
         rows = rows.vstack(
             frame(study, "finetune").filter("chosen", pl.col("split") == "test", pl.col("step") == 4)
@@ -406,6 +423,7 @@ def test_mixed_precision_accumulation_and_checkpointing(lab: Path, tmp_path: Pat
     assert np.allclose(ends[0], ends[1], rtol=0, atol=1e-4)
     assert np.allclose(ends[0], ends[2], rtol=0, atol=2e-2)
     assert not np.array_equal(ends[0], ends[2])
+    assert np.array_equal(ends[0], ends[3])
 
 
 @pytest.mark.long
