@@ -71,7 +71,7 @@ def write_finetune_tables(
     scores: Sequence[Mapping[str, Any]],
     gates: Sequence[Mapping[str, Any]],
     work: Sequence[Mapping[str, Any]],
-    fit_on: str,
+    train_on: str,
     against: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Write all tables; their paths inside the study."""
@@ -81,7 +81,7 @@ def write_finetune_tables(
         "finetune": curves(kept),
         "finetune_gates": _as(gates, "finetune_gates"),
         "finetune_work": _as(work, "finetune_work"),
-        "finetune_summary": summary(kept, fit_on, against),
+        "finetune_summary": summary(kept, train_on, against),
     }
     return [study.write_table(name, table) for name, table in tables.items()]
 
@@ -104,13 +104,13 @@ def curves(scores: pa.Table) -> pa.Table:
     return _as(rows, "finetune")
 
 
-def summary(scores: pa.Table, fit_on: str, against: Mapping[str, Sequence[str]]) -> pa.Table:
+def summary(scores: pa.Table, train_on: str, against: Mapping[str, Sequence[str]]) -> pa.Table:
     """The excess of every arm over each one it is compared with, at every point that both have."""
     points = _Points(scores.to_pylist())
     rows: list[dict[str, Any]] = []
     for arm, others in against.items():
         for other in others:
-            rows += _pair(points, arm, other, fit_on)
+            rows += _pair(points, arm, other, train_on)
     return _as(rows, "finetune_summary")
 
 
@@ -137,7 +137,7 @@ class _Points:
         return {seed for name, seed, _ in self.facts if name == arm}
 
 
-def _pair(points: _Points, arm: str, other: str, fit_on: str) -> list[dict[str, Any]]:
+def _pair(points: _Points, arm: str, other: str, train_on: str) -> list[dict[str, Any]]:
     if other == BASE:
         steps, seeds = points.steps(arm), points.seeds(arm)
     else:
@@ -149,7 +149,7 @@ def _pair(points: _Points, arm: str, other: str, fit_on: str) -> list[dict[str, 
         at_step = [
             row
             for seed in sorted(seeds)
-            for row in _excess(points, (arm, seed, step), _other(points, other, seed, step), other, fit_on)
+            for row in _excess(points, (arm, seed, step), _other(points, other, seed, step), other, train_on)
         ]
         for row in at_step:
             same = [one for one in at_step if one["store"] == row["store"]]
@@ -163,7 +163,7 @@ def _other(points: _Points, other: str, seed: int, step: int) -> tuple[str, int,
 
 
 def _excess(
-    points: _Points, ours: tuple[str, int, int], theirs: tuple[str, int, int], other: str, fit_on: str
+    points: _Points, ours: tuple[str, int, int], theirs: tuple[str, int, int], other: str, train_on: str
 ) -> list[dict[str, Any]]:
     if ours not in points.sums or theirs not in points.sums:
         return []
@@ -182,7 +182,7 @@ def _excess(
                 "arm": ours[0],
                 "against": other,
                 "store": store,
-                "in_domain": store == fit_on,
+                "in_domain": store == train_on,
                 "seed": ours[1],
                 "learning_rate": facts["learning_rate"],
                 "against_learning_rate": points.facts[theirs]["learning_rate"],

@@ -161,9 +161,7 @@ def _write(request: TuningRequest, visit: _Visit, experiment: Experiment, found:
     with StagedStudy.writing(request.study) as study:
         before = study.provenance().get(STEP, {"outputs": {}})["outputs"]
         against = {arm: ARMS[arm].against for arm in request.arms}
-        outputs = write_finetune_tables(
-            study, found.scores, found.gates, work, request.evidence.fit_on, against
-        )
+        outputs = write_finetune_tables(study, found.scores, found.gates, work, request.train_on, against)
         study.commit(outputs, sorted(before))
     request.study.record_step(
         STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts

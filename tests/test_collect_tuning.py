@@ -50,6 +50,14 @@ FEW: dict[str, Any] = {
     "batch_sequences": 3,
     "warmup": 2,
 }
+HARVEST: dict[str, Any] = {
+    "tokens": 600,
+    "sequence_length": 24,
+    "min_length": 4,
+    "batch_tokens": 120,
+    "block": 120,
+    "threads": 1,
+}
 # Sums of a few hundred float32 losses of about 5 nats, in passes of other shapes.
 SUM_TOLERANCE = 1e-5
 
@@ -62,17 +70,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_tokenizer().save_pretrained(folder / "model")
     lines = [json.dumps({"text": text}) for text in texts(40)]
     (folder / "texts.jsonl").write_text("\n".join(lines) + "\n")
-    settings = {
-        "model": str(folder / "model"),
-        "corpus": f"jsonl:{folder / 'texts.jsonl'}",
-        "tokens": 600,
-        "sequence_length": 24,
-        "min_length": 4,
-        "batch_tokens": 120,
-        "block": 120,
-        "threads": 1,
-    }
-    collect(harvest_settings(settings), folder / "store")
+    corpus = {"model": str(folder / "model"), "corpus": f"jsonl:{folder / 'texts.jsonl'}"}
+    collect(harvest_settings(HARVEST | corpus), folder / "store")
     fit(folder / "study", [folder / "store"], FitSettings(folds=2, alphas=(1e-2,), examples=1))
     return folder
 
@@ -185,6 +184,24 @@ def test_learning_rates_are_chosen_on_gate_rows(tuned: Path) -> None:
     for arm in ("control", "linear", "zero"):
         ends = rows.filter(pl.col("arm") == arm, pl.col("step") == 6).sort("nll")
         assert ends["chosen"].to_list() == [True, False]
+
+
+def test_in_domain_is_what_was_trained_on(lab: Path, tmp_path: Path) -> None:
+    """Not what surrogates were fitted on."""
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(f"{json.dumps({'text': text})}\n" for text in texts(40, seed=1))
+    )
+    corpus = {"model": str(lab / "model"), "corpus": f"jsonl:{tmp_path / 'texts.jsonl'}"}
+    collect(harvest_settings(HARVEST | corpus), tmp_path / "other")
+    fit(
+        tmp_path / "study",
+        [lab / "store", tmp_path / "other"],
+        FitSettings(folds=2, alphas=(1e-2,), examples=1),
+    )
+    settings = {"arms": "control", "seeds": "0", "learning_rates": "1e-3", "points": 1}
+    finetune(tmp_path / "study", few(train_on="other", **settings), model=live(lab))
+    rows = frame(tmp_path / "study", "finetune_summary").select("store", "in_domain").unique()
+    assert dict(rows.rows()) == {"store": False, "other": True}
 
 
 def test_tokens_are_matched_and_counted(tuned: Path, lab: Path) -> None:
