@@ -157,6 +157,12 @@ def _layers(evidence: Evidence, settings: FinetuneSettings) -> tuple[int, ...]:
             f"{spell_layers(evidence.layers)}"
         )
     if settings.schedule == "cheapest":
+        if unknown := [layer for layer in layers if layer not in costs]:
+            raise IncompleteError(
+                f"schedule=cheapest: the cost of layer {unknown[0]} was not measured; {study.path} has those "
+                f"of {spell_layers(sorted(order))}: run `nearline measure {typed(study.path)}` with all "
+                "layers, or name layers of these"
+            )
         return tuple(sorted(layers, key=order.index))
     if settings.schedule == "random":
         return tuple(np.random.default_rng(settings.seeds[0]).permutation(sorted(layers)).tolist())

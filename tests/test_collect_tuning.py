@@ -693,6 +693,14 @@ def test_refused_before_the_model_is_looked_for(
     assert tree(study) == before
 
 
+def test_a_layer_without_a_cost_cannot_be_put_in_order(study: Path, lab: Path) -> None:
+    measure(study, measure_settings({"interventions": "linear", "layers": "0"}), model=live(lab).eval())
+    with pytest.raises(
+        IncompleteError, match=r"the cost of layer 2 was not measured; .* has those of 0: run"
+    ):
+        tuning_request(Study.open(study), few(schedule="cheapest"))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
