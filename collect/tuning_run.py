@@ -224,7 +224,10 @@ class _Trainer(Trainer):
         loss, outputs = found if return_outputs else (found, None)
         gate = self._tuned.mean_gate()
         if gate is not None and self._sparsity:
-            loss = loss + self._sparsity * gate.to(loss.device) / self.args.gradient_accumulation_steps
+            # A model that takes no count of targets has its loss divided among the passes after this.
+            counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            passes = self.args.gradient_accumulation_steps if counted else 1
+            loss = loss + self._sparsity * gate.to(loss.device) / passes
         return (loss, outputs) if return_outputs else loss
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

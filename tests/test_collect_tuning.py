@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from nearline.collect.tuned_export import _router
 from nearline.collect.tuned_layers import Gate
 from nearline.collect.tuned_scores import score
 from nearline.collect.tuning_arms import ARMS, COURSES
-from nearline.collect.tuning_data import require_unseen, scored_rows, training_windows
+from nearline.collect.tuning_data import Windows, require_unseen, scored_rows, training_windows
 from nearline.collect.tuning_experiment import Experiment
 from nearline.collect.tuning_request import tuning_request
 from nearline.collect.tuning_settings import FinetuneSettings, parse
@@ -441,6 +442,33 @@ def test_mixed_precision_accumulation_and_checkpointing(lab: Path, tmp_path: Pat
     assert np.allclose(ends[0], ends[2], rtol=0, atol=2e-2)
     assert not np.array_equal(ends[0], ends[2])
     assert np.array_equal(ends[0], ends[3])
+
+
+def test_the_penalty_on_gates_is_that_of_a_step(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many passes it has, and whether or not the model takes the number of its targets (that of
+    Gemma 4 does not). Windows of one length, or else the mean over passes is not that over tokens.
+    """
+
+    def long_ones(reader: Reader) -> Windows:
+        found = training_windows(reader)
+        chosen = [index for index, ids in enumerate(found.ids) if ids.size == 24]
+        return Windows(tuple(found.ids[index] for index in chosen), found.document[chosen])
+
+    monkeypatch.setattr("nearline.collect.tuning.training_windows", long_ones)
+    ends = []
+    ways: list[dict[str, int]] = [{"batch_sequences": 6}, {"batch_sequences": 1, "accumulate": 6}]
+    for number, (counts, way) in enumerate(product((True, False), ways)):
+        model = live(lab)
+        model.accepts_loss_kwargs = counts
+        study = copied(lab, tmp_path / f"{number}")
+        more = {"arms": "gate_only", "seeds": "0", "points": 1, "warmup": 0, "gate_start": 0.5}
+        finetune(study, few(sparsity=0.3, **more, **way), model=model)
+        gates = frame(study, "finetune_gates").filter("chosen", pl.col("arm") == "gate_only")
+        ends.append(gates.sort("split", "step", "layer")["mean_gate"].to_numpy())
+    for end in ends[1:]:
+        assert np.allclose(end, ends[0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.long
