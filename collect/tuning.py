@@ -32,6 +32,7 @@ from .live_settings import LiveModelSettings
 from .measure_settings import MeasureSettings
 from .measured_budget import flops_of
 from .models import LoadedModel
+from .offloaded import offloaded_tensors
 from .study_model import compute_of
 from .tuned_timing import kept_ways, timed_alone, tuning_timing
 from .tuned_weights import put_weights
@@ -81,9 +82,10 @@ def finetune(
         else:
             loaded = study_model.described(model, readers)
         threads = compute_of(how, request.evidence.fitted.reader).torch_threads
+        net = _trainable(loaded)
         with _lent(loaded.model, threads) as original:
             told = progress if processes.leads else silent
-            visit = _Visit(loaded, _in_float32(loaded), original, windows, processes, told)
+            visit = _Visit(loaded, net, original, windows, processes, told)
             if request.is_scored():
                 _seconds_alone(request, visit)
             else:
@@ -122,7 +124,12 @@ class _Visit:
         return Experiment(request, self.net, self.original, self.windows, pieces, self.progress)
 
 
-def _in_float32(loaded: LoadedModel) -> Anatomy:
+def _trainable(loaded: LoadedModel) -> Anatomy:
+    if offloaded_tensors(loaded.model):
+        raise UsageError(
+            f"weights of {loaded.name} are offloaded, and what is trained has to be in memory: name its "
+            "place with --model, which loads it onto one device, and one that holds it, such as --device cpu"
+        )
     net = anatomy(loaded.model)
     if net.dtype != torch.float32:
         raise UsageError(f"the model is in {net.dtype}; weights are trained in float32: load it so")

@@ -721,6 +721,19 @@ def test_refused_before_the_model_is_looked_for(
     assert tree(study) == before
 
 
+def test_weights_that_are_away_are_not_trained(study: Path, lab: Path, tmp_path: Path) -> None:
+    """As a harvest leaves them that spread the model over more memory than devices have."""
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{layer}": "disk" if layer == 1 else "cpu" for layer in range(3)}
+    away = AutoModelForCausalLM.from_pretrained(
+        lab / "model", dtype=torch.float32, device_map=places, offload_folder=str(tmp_path / "away")
+    )
+    before = tree(study)
+    with pytest.raises(UsageError, match="are offloaded, and what is trained has to be in memory: name its"):
+        finetune(study, few(), model=away)
+    assert tree(study) == before
+
+
 def test_a_layer_without_a_cost_cannot_be_put_in_order(study: Path, lab: Path) -> None:
     measure(study, measure_settings({"interventions": "linear", "layers": "0"}), model=live(lab).eval())
     with pytest.raises(
