@@ -2,7 +2,8 @@
 
 In: the environment that torchrun (or `accelerate launch`) sets. Out: who leads, who waits. All processes
 train and score the same; the leader alone writes. A step has the windows that it has with one process, so
-that results differ by rounding only. Cost: one process group, a barrier a course.
+that results differ by rounding only, and in a model with dropout by its draws: every process has the same
+seed. Cost: one process group, a barrier a course.
 """
 
 import os
