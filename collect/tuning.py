@@ -71,7 +71,7 @@ def finetune(
     stores = request.evidence.stores
     readers = {name: rows.reader for name, rows in stores.items()}
     windows = training_windows(readers[request.train_on])
-    require_unseen(request.train_on, windows, readers)
+    require_unseen(request.train_on, windows, readers, request.scored_documents())
     processes = processes_of(request.settings)
     with claimed(study.path / LOCK) if processes.leads else nullcontext(True) as mine:
         if mine is False:

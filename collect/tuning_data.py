@@ -2,8 +2,8 @@
 
 In: readers of stores, and which of their rows count. Out: windows of the fit split in an order that seed and
 step number decide, and batches of held-out windows with the rows to score. No text is needed: a store holds
-the token ids of its windows. A document that stands among the gate or test documents of any store of the
-study is refused. Cost: the token columns of the stores.
+the token ids of its windows. A document is refused that is scored in any store, or is a near-duplicate of
+one that is. Cost: the token columns of the stores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from ..store.names import printable
 from .measured_windows import Cut, WindowBatch, block_windows
 
 IGNORED = -100  # a label that enters no loss
+Documents = Int[np.ndarray, "document"]
 _NAMES = {GATE: "gate", TEST: "test"}
 
 
@@ -58,27 +59,30 @@ def training_windows(reader: Reader, split: int = FIT) -> Windows:
     return Windows(tuple(ids), np.array(document, np.int64))
 
 
-def require_unseen(store: str, windows: Windows, readers: Mapping[str, Reader]) -> None:
-    """UsageError where a document that is trained on, or a near-duplicate of it in its own store, is scored
-    in any of the stores."""
+def require_unseen(
+    store: str, windows: Windows, readers: Mapping[str, Reader], scored: Mapping[tuple[str, int], Documents]
+) -> None:
+    """UsageError where a document that is trained on is scored, or where one of either's near-duplicates is
+    the other's. `scored`: numbers of documents by store and split. A near-duplicate need not have rows.
+    """
     documents = readers[store].documents
-    groups = documents["group"].to_numpy()
-    hashes = np.array(documents["content_hash"].to_pylist(), dtype=str)
-    trained = np.unique(windows.document)
-    for name, reader in readers.items():
-        split_of = reader.plan.block_split[reader.plan.sequence_block]
-        theirs = np.array(reader.documents["content_hash"].to_pylist(), dtype=str)
-        for split, called in _NAMES.items():
-            scored = np.unique(reader.plan.document[split_of == split])
-            seen = np.isin(hashes[trained], theirs[scored])
-            if name == store:
-                seen |= np.isin(groups[trained], groups[scored])
-            if seen.any():
-                key = documents["key"][int(trained[np.flatnonzero(seen)[0]])].as_py()
-                raise UsageError(
-                    f"document {printable(str(key))[:80]!r} of store {store} would be trained on and stands "
-                    f"among the {called} documents of store {name}: what is scored is never trained on"
-                )
+    groups, hashes = documents["group"].to_numpy(), _hashes(readers[store])
+    learned = np.isin(groups, groups[np.unique(windows.document)])
+    for (name, split), chosen in scored.items():
+        theirs = readers[name].documents["group"].to_numpy()
+        held_out = np.isin(theirs, theirs[chosen])
+        seen = learned & np.isin(hashes, _hashes(readers[name])[held_out])
+        if seen.any():
+            key = documents["key"][int(np.flatnonzero(seen)[0])].as_py()
+            raise UsageError(
+                f"document {printable(str(key))[:80]!r} of store {store} would be trained on, or one much "
+                f"like it, and stands among the {_NAMES[split]} documents of store {name}: what is scored is "
+                "never trained on; name other --stores, or another --train-on"
+            )
+
+
+def _hashes(reader: Reader) -> np.ndarray:
+    return np.array(reader.documents["content_hash"].to_pylist(), dtype=str)
 
 
 class Batches(Dataset[dict[str, Tensor]]):

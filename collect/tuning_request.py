@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from ..analyze.analyze_settings import AnalyzeSettings
 from ..analyze.cost_rows import cheapest, layer_costs
@@ -67,6 +67,14 @@ class TuningRequest:
             found[rows.population.rows(GATE)] = True
             found &= rows.population.fold == UNSEEN
         return found & (rows.population.target_id >= 0)
+
+    def scored_documents(self) -> dict[tuple[str, int], Int[np.ndarray, "document"]]:
+        """By store and split: what test losses are of, and what learning rates are chosen by."""
+        wanted = [*((name, TEST) for name in self.stores), (self.evidence.fit_on, GATE)]
+        return {
+            (name, split): np.unique(self.evidence.stores[name].population.document[self.scored(name, split)])
+            for name, split in wanted
+        }
 
     def is_current(self) -> bool:
         if not self.is_scored():

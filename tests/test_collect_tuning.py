@@ -11,10 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from helpers_harvest import texts
@@ -692,15 +694,36 @@ def test_the_report_shows_every_arm_beside_its_controls(tuned: Path, tmp_path: P
 
 def test_what_is_scored_is_never_trained_on(lab: Path, study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader.open(lab / "store")
+    readers, scored = {"store": reader}, tuning_request(Study.open(study), few()).scored_documents()
     for split, called in ((1, "gate"), (2, "test")):
         with pytest.raises(UsageError, match=f"among the {called} documents of store store"):
-            require_unseen("store", training_windows(reader, split), {"store": reader})
-    require_unseen("store", training_windows(reader), {"store": reader})
+            require_unseen("store", training_windows(reader, split), readers, scored)
+    require_unseen("store", training_windows(reader), readers, scored)
     monkeypatch.setattr("nearline.collect.tuning.training_windows", lambda one: training_windows(one, 2))
     before = tree(study)
     with pytest.raises(UsageError, match="what is scored is never trained on"):
         finetune(study, few())
     assert tree(study) == before
+
+
+@pytest.mark.parametrize("of", ["learned", "scored"])
+def test_near_duplicates_of_what_is_scored_are_not_trained_on(of: str) -> None:
+    """Those that are left out of a store for its size speak for the others of their group."""
+
+    def holding(*documents: tuple[str, int]) -> Any:
+        names = [f"hash {name}" for name, _ in documents]
+        groups = [group for _, group in documents]
+        return SimpleNamespace(documents=pa.table({"key": names, "content_hash": names, "group": groups}))
+
+    # `a` and `b` are alike; `c` is alone. Trained on, and scored, is document 0.
+    trained, other = holding(("a", 0), ("b", 0)), holding(("b", 0), ("c", 1))
+    if of == "scored":
+        trained, other = holding(("b", 0), ("c", 1)), holding(("a", 0), ("b", 0))
+    windows, readers = Windows((), np.array([0])), {"trained": trained, "other": other}
+    with pytest.raises(UsageError, match="'hash b' of store trained would be trained on, or one much"):
+        require_unseen("trained", windows, readers, {("other", 2): np.array([0])})
+    if of == "learned":
+        require_unseen("trained", windows, readers, {("other", 2): np.array([1])})
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
