@@ -82,7 +82,7 @@ def finetune(
         else:
             loaded = study_model.described(model, readers)
         threads = compute_of(how, request.evidence.fitted.reader).torch_threads
-        net = _trainable(loaded)
+        net = _trainable(loaded, processes)
         with _lent(loaded.model, threads) as original:
             told = progress if processes.leads else silent
             visit = _Visit(loaded, net, original, windows, processes, told)
@@ -124,7 +124,7 @@ class _Visit:
         return Experiment(request, self.net, self.original, self.windows, pieces, self.progress)
 
 
-def _trainable(loaded: LoadedModel) -> Anatomy:
+def _trainable(loaded: LoadedModel, processes: Processes) -> Anatomy:
     if offloaded_tensors(loaded.model):
         raise UsageError(
             f"weights of {loaded.name} are offloaded, and what is trained has to be in memory: name its "
@@ -133,6 +133,11 @@ def _trainable(loaded: LoadedModel) -> Anatomy:
     net = anatomy(loaded.model)
     if net.dtype != torch.float32:
         raise UsageError(f"the model is in {net.dtype}; weights are trained in float32: load it so")
+    if processes.n == 1 and net.device.type == "cuda" and net.device.index:
+        raise UsageError(
+            f"the model is on {net.device}, and a Trainer alone moves it to the first GPU that it sees: set "
+            f"CUDA_VISIBLE_DEVICES={net.device.index} and leave --device as it is by default"
+        )
     return net
 
 

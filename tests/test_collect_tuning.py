@@ -25,7 +25,7 @@ from helpers_store import tree
 from nearline.analyze import AnalyzeSettings, FitSettings, fit
 from nearline.analyze.gathering import gather
 from nearline.collect import collect, finetune, finetune_is_current, load_linearised, measure
-from nearline.collect.anatomy import anatomy
+from nearline.collect.anatomy import Anatomy, anatomy
 from nearline.collect.gate_routing import LiveRows
 from nearline.collect.measure_settings import parse as measure_settings
 from nearline.collect.settings import parse as harvest_settings
@@ -755,6 +755,13 @@ def test_weights_that_are_away_are_not_trained(study: Path, lab: Path, tmp_path:
     with pytest.raises(UsageError, match="are offloaded, and what is trained has to be in memory: name its"):
         finetune(study, few(), model=away)
     assert tree(study) == before
+
+
+def test_a_gpu_is_not_left_for_another_one(study: Path, lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for --device cuda:1, a `Trainer` would train on cuda:0."""
+    monkeypatch.setattr(Anatomy, "device", property(lambda _: torch.device("cuda", 1)))
+    with pytest.raises(UsageError, match="set CUDA_VISIBLE_DEVICES=1"):
+        finetune(study, few(), model=live(lab))
 
 
 def test_a_layer_without_a_cost_cannot_be_put_in_order(study: Path, lab: Path) -> None:
