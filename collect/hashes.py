@@ -8,6 +8,7 @@ Cost: the weights are read once, tensor by tensor; a tensor that two names share
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,7 +28,14 @@ _HASH_THREADS = 2
 
 def config_hash(config: Any) -> str:
     """Digest of the canonical JSON of a config, without what varies between machines and versions."""
-    return blake3(_canonical(_stable(config.to_dict()))).hexdigest()
+    values = config.to_dict()
+    # Of a GGUF file transformers notes whether it was to be unpacked, unless the caller did; what the weights
+    # are then is for their own digest to say.
+    packing = values.get("quantization_config")
+    method = packing.get("quant_method") if isinstance(packing, Mapping) else None
+    if getattr(method, "value", method) == "gguf":
+        del values["quantization_config"]
+    return blake3(_canonical(_stable(values))).hexdigest()
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -37,7 +37,7 @@ from .study_model import compute_of
 from .tuned_timing import kept_ways, timed_alone, tuning_timing
 from .tuned_weights import put_weights
 from .tuned_work import work_rows
-from .tuning_arms import ARMS
+from .tuning_arms import ARMS, controls_among
 from .tuning_data import Windows, require_unseen, training_windows
 from .tuning_experiment import Experiment
 from .tuning_pieces import LOCK, TuningPieces
@@ -173,7 +173,9 @@ def _write(request: TuningRequest, visit: _Visit, experiment: Experiment, found:
     with StagedStudy.writing(request.study) as study:
         before = study.provenance().get(STEP, {"outputs": {}})["outputs"]
         against = {arm: ARMS[arm].against for arm in request.arms}
-        outputs = write_finetune_tables(study, found.scores, found.gates, work, request.train_on, against)
+        outputs = write_finetune_tables(
+            study, found.scores, found.gates, work, request.train_on, against, controls_among(request.arms)
+        )
         study.commit(outputs, sorted(before))
     request.study.record_step(
         STEP, inputs=request.inputs, settings=request.resolved, outputs=outputs, facts=facts

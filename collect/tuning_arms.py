@@ -96,6 +96,16 @@ def with_controls(arms: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(arm for arm in ARMS if arm in wanted)
 
 
+def controls_among(arms: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that train the model as it is, nothing replaced and nothing trained before."""
+    last = {arm: COURSES[ARMS[arm].last] for arm in arms}
+    return tuple(
+        arm
+        for arm, course in last.items()
+        if course.body == "mlp" and course.after is None and course.learns != "nothing"
+    )
+
+
 def courses_of(arms: tuple[str, ...]) -> tuple[str, ...]:
     """What has to be trained for these arms, each once, what others start from before them."""
     wanted = {course for arm in arms for course in (ARMS[arm].first, ARMS[arm].second) if course}

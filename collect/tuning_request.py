@@ -31,7 +31,7 @@ STEP: Final = "finetune"
 TIMING: Final = "finetune_timing"  # a step of its own: no two runs give the same seconds
 _SCORES: Final = "finetune_scores"
 # Raised whenever the same stores, settings and model give other numbers: older results are then not current.
-RESULTS_VERSION: Final = 2
+RESULTS_VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ _SHOWN = (
 _CURVES = (
     "Mean loss on test rows less that of the model before any step, in nats a token, by tokens trained on; "
     "the mean over seeds, bars from the lowest seed to the highest. Dashed: 0, the model as it was. Every "
-    "arm of a seed saw the same windows in the same order for the same steps (tokens are means over seeds), "
+    "arm of a seed saw the same windows in the same order (tokens are means over seeds), "
     "each at its own learning rate. An arm has shown something only where it lies below its control at equal "
     "tokens. "
     "<em>control</em> trains everything and replaces nothing; <em>control_matched</em> trains what "

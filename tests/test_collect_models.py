@@ -22,7 +22,7 @@ from nearline.collect.sites import sites
 from nearline.collect.sources import Source
 from nearline.store.errors import EnvironmentFault, NearlineError, UsageError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, modeling_gguf_pytorch_utils
+from transformers import AutoConfig, GgufConfig, modeling_gguf_pytorch_utils
 
 SECRET = "hf_" + "a1B2" * 8
 
@@ -113,6 +113,8 @@ def test_config_hash_sees_settings_only() -> None:
     config = tiny_config("llama")
     first = config_hash(config)
     config._name_or_path = "/somewhere/else"
+    assert config_hash(config) == first
+    config.quantization_config = GgufConfig(gguf_file="model.gguf")  # as `from_pretrained` leaves it
     assert config_hash(config) == first
     config.rms_norm_eps = 1e-5
     assert config_hash(config) != first
