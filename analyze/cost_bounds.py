@@ -40,7 +40,7 @@ class Bounded:
 
     def verdict(self, item: int, n_groups: int, null: float = 0.0) -> str:
         """Of "the quantity is above `null`"; "not supported" where the family's interval lies below it."""
-        return verdict_above(float(self.sim_lo[item]), float(self.sim_hi[item]), null, n_groups, margin=0.0)
+        return verdict_above(float(self.sim_lo[item]), float(self.sim_hi[item]), null, n_groups)
 
 
 def bounded(estimates: Estimates, seed: int, null: float = 0.0) -> Bounded:

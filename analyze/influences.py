@@ -139,14 +139,14 @@ def holm(p: Float64[np.ndarray, "item"]) -> Float64[np.ndarray, "item"]:
     return adjusted
 
 
-def verdict_above(low: float, high: float, null: float, n_groups: int, margin: float | None = None) -> str:
-    """Whether "the quantity is above `null`" holds. It is "not supported" only where the interval shows that
-    the quantity is below null + margin, which needs a margin; else an interval that holds `null` cannot tell.
+def verdict_above(low: float, high: float, null: float, n_groups: int, margin: float = 0.0) -> str:
+    """Whether "the quantity is above `null`" holds. It is "not supported" where the interval shows that the
+    quantity is below null + margin; else an interval that holds `null` cannot tell.
     """
     if n_groups < MIN_GROUPS:
         return "too few documents"
     if low > null:
         return "supported"
-    if margin is not None and high < null + margin:
+    if high < null + margin:
         return "not supported"
     return "cannot tell"

@@ -65,7 +65,7 @@ def agreement_rows(
                     "p_holm": float(p[at]),
                     "verdict": NOISE
                     if noise
-                    else verdict_above(of_row["sim_lo"], of_row["sim_hi"], 0.0, own.n_groups, margin=0.0),
+                    else verdict_above(of_row["sim_lo"], of_row["sim_hi"], 0.0, own.n_groups),
                 }
             )
     return rows

@@ -25,7 +25,7 @@ def scores(
     n_arms: int = 1,
     shared: float = 0.0,
 ) -> pa.Table:
-    """Groups of unequal size. At the end `linear` gains so many nats a token over `control`, seed by seed, and
+    """Groups of unequal size. At the end `linear` gains so many nats a token over `control`, by seed, and
     so do `linear1`, … up to `n_arms`; `control` gains over the model as it was. `shared`: how much of the
     variance of an arm's noise is that of all seeds."""
     rng = np.random.default_rng(seed)

@@ -198,11 +198,11 @@ def test_a_family_is_wider_than_its_members() -> None:
         (0.51, 0.60, 0.01, 40, "supported"),
         (0.51, 0.60, 0.01, MIN_GROUPS - 1, "too few documents"),
         (0.49, 0.505, 0.01, 40, "not supported"),
-        (0.49, 0.505, None, 40, "cannot tell"),
+        (0.49, 0.505, 0.0, 40, "cannot tell"),
         (0.49, 0.52, 0.01, 40, "cannot tell"),
-        (0.30, 0.40, None, 40, "cannot tell"),
+        (0.30, 0.40, 0.0, 40, "not supported"),
         (float("nan"), float("nan"), 0.01, 40, "cannot tell"),
     ],
 )
-def test_verdicts(low: float, high: float, margin: float | None, n_groups: int, verdict: str) -> None:
+def test_verdicts(low: float, high: float, margin: float, n_groups: int, verdict: str) -> None:
     assert verdict_above(low, high, 0.5, n_groups, margin) == verdict

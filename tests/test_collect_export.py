@@ -37,6 +37,7 @@ from nearline.store import Reader, Study
 from nearline.store.errors import DamageError, FormatError, IncompleteError, NearlineError, UsageError
 from safetensors.torch import load, save
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 # A cache and other numbers of rows sum float32 in another order: some 1e-7 of the largest logit a layer.
 TOLERANCE = 2e-5
