@@ -15,7 +15,7 @@ from .stores import Sources, StorePaths, choose_layers, name_stores, open_source
 
 STEP: Final = "fit"
 # Raised whenever the same stores and settings give other numbers: older results are then not current.
-RESULTS_VERSION: Final = 4
+RESULTS_VERSION: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

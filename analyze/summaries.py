@@ -17,6 +17,7 @@ from .needs import LOSS_ESTIMATE, needs_in
 from .population import TEST, Population
 
 QUANTILES: Final = {f"q{q:02d}": q / 100 for q in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
+# Limits that increase.
 SHARES: Final = {"share_below_half": 0.5, "share_below_one": 1.0}
 TOP_SHARE: Final = 0.05
 # `error` is 0 for a linear MLP and 1 where the surrogate says no more than the mean; nearly all of it lies
@@ -46,9 +47,12 @@ def _describe(values: np.ndarray, group: np.ndarray) -> dict[str, Any]:
     row: dict[str, Any] = {"n_tokens": values.size, "n_groups": means.n_groups}
     for index, name in enumerate(("mean", *SHARES)):
         row |= {name: means.estimate[index], f"{name}_lo": low[index], f"{name}_hi": high[index]}
-    low, high = share_bounds(means, critical_value(means))
-    for index, name in enumerate(SHARES, start=1):
-        row |= {f"{name}_lo": low[index], f"{name}_hi": high[index]}
+    low, high = (end[1:] for end in share_bounds(means, critical_value(means)))
+    # What lies below a limit lies below a higher one: where a share is 1, all that is known of its lower end
+    # by itself is the number of groups, and the share below a lower limit may say more.
+    low, high = np.fmax.accumulate(low), np.fmin.accumulate(high[::-1])[::-1]
+    for name, least, most in zip(SHARES, low, high, strict=True):
+        row |= {f"{name}_lo": least, f"{name}_hi": most}
     return row | _shape(np.sort(values))
 
 

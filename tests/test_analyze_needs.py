@@ -179,6 +179,28 @@ def test_summaries_are_plain_statistics_of_the_rows() -> None:
         assert row["top5_share"] == pytest.approx(top.sum() / (values**2).sum())
 
 
+@pytest.mark.parametrize(("some", "others"), [(0.2, 0.7), (1.5, 2.0)])
+def test_bounds_of_shares_rise_with_their_limit(some: float, others: float) -> None:
+    """Nearly all below a limit is nearly all below a higher one, where all that is known of that by itself is
+    the number of groups; and where nearly nothing lies below a limit, nothing below a lower one."""
+    where = population(n=3000)
+    values = np.full(3000, some, np.float32)
+    values[:: 97 if some < 1 else 1] = others
+    if some > 1:
+        values[::97] = 0.8
+    (row,) = (
+        one
+        for one in need_rows({"error": values}, where)
+        if (one["split"], one["population"], one["need"]) == ("test", "body", "error")
+    )
+    assert (row["share_below_one"] == 1.0) == (some < 1)
+    assert (row["share_below_half"] == 0.0) == (some > 1)
+    for end in ("lo", "hi"):
+        assert row[f"share_below_half_{end}"] <= row[f"share_below_one_{end}"]
+    known = "share_below_half_lo" if some < 1 else "share_below_one_hi"
+    assert (row[known] > 0.95) if some < 1 else (row[known] < 0.05)
+
+
 def test_no_rows_give_a_row_of_nothing() -> None:
     needs, where = columns(n=6), population(n=6)
     rows = list(need_rows({name: values * np.nan for name, values in needs.items()}, where))
