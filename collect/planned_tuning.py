@@ -57,6 +57,6 @@ def _training(sized: Sized, plan: Schedule, course: Course, name: str) -> Passes
 def _refits(sized: Sized, rows: float, plan: Schedule, course: Course) -> Passes:
     """All windows of the fit rows before each stage, where surrogates are fitted anew."""
     anew = plan.settings.refit and plan.settings.schedule != "at_once"
-    if not anew or course.body not in ("linear", "trainable"):
+    if not anew or course.body not in ("linear", "trainable", "mean"):
         return Passes()
     return sized.passes(rows * len(plan.layers), sized.shape.layers, 0)

@@ -1,12 +1,12 @@
 """Surrogates of a model as it is in the middle of its training.
 
 In: the live model, the windows it is trained on, and layers. Out: for each layer the ridge surrogate of its
-MLP's present inputs and outputs at covered rows, with the alpha that the study's fit has chosen for it. Cost:
-one forward pass over all windows, and a fit a layer.
+MLP's present inputs and outputs at covered rows, with the alpha that the study's fit has chosen for it, or
+their mean output. Cost: one forward pass over all windows, and a fit a layer.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,14 +19,17 @@ from .capture import first_tensor
 from .forward import final_hidden
 from .replacements import LinearMap
 from .tuned_scores import quiet
+from .tuning_arms import Body
 from .tuning_data import Windows, collate
 from .tuning_request import TuningRequest
 
+FITTED: Final[tuple[Body, ...]] = ("linear", "trainable", "mean")
+
 
 def refitted(
-    net: Anatomy, request: TuningRequest, windows: Windows, layers: Sequence[int]
+    net: Anatomy, request: TuningRequest, windows: Windows, layers: Sequence[int], body: Body
 ) -> dict[int, LinearMap]:
-    """A map for each layer, in float32 on the host."""
+    """A map for each layer, in float32 on the host; of the body `mean` its bias counts alone."""
     alphas = request.study.surrogates()["alpha"]
     special = torch.tensor(request.evidence.fitted.reader.attributes.tokenizer.special_ids, dtype=torch.long)
     watched = {layer: _Watched(net, layer) for layer in layers}
@@ -48,11 +51,10 @@ def refitted(
             one.leave()
     found: dict[int, LinearMap] = {}
     for layer, one in watched.items():
-        fitted = solve(spectrum(one.sums.finish()), float(alphas.sel(layer=layer)))
-        weight, bias = (
-            torch.from_numpy(np.ascontiguousarray(value)) for value in (fitted.weight, fitted.bias)
-        )
-        found[layer] = LinearMap(weight, bias)
+        moments = one.sums.finish()
+        fitted = solve(spectrum(moments), float(alphas.sel(layer=layer)))
+        bias = moments.mean_y.astype(np.float32) if body == "mean" else fitted.bias
+        found[layer] = LinearMap(*(torch.from_numpy(np.ascontiguousarray(v)) for v in (fitted.weight, bias)))
     return found
 
 

@@ -51,8 +51,8 @@ class FinetuneSettings(LiveModelSettings):
     gate_steps: Count = Field(default=100, description="Further steps in which gates alone are trained.")
     refit: bool = Field(
         default=False,
-        description="With a schedule: fit the surrogate of each layer anew, in the model as it is then, "
-        "before it is replaced.",
+        description="With a schedule: fit the surrogate of each layer (or its mean output) anew, in the "
+        "model as it is then, before it is replaced.",
     )
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(0, 1, 2), min_length=1, description="Seeds of data order, dropout and gates, such as 0,1,2."

@@ -29,12 +29,14 @@ from nearline.collect.anatomy import Anatomy, anatomy
 from nearline.collect.gate_routing import LiveRows
 from nearline.collect.measure_settings import parse as measure_settings
 from nearline.collect.settings import parse as harvest_settings
+from nearline.collect.substitutes import substitutes_of
 from nearline.collect.tuned_export import _router
 from nearline.collect.tuned_layers import Gate
 from nearline.collect.tuned_scores import score
 from nearline.collect.tuning_arms import ARMS, COURSES
 from nearline.collect.tuning_data import Windows, require_unseen, scored_rows, training_windows
 from nearline.collect.tuning_experiment import Experiment
+from nearline.collect.tuning_refit import refitted
 from nearline.collect.tuning_request import tuning_request
 from nearline.collect.tuning_settings import FinetuneSettings, parse
 from nearline.reports.report import report
@@ -381,6 +383,27 @@ def test_a_checkpoint_that_was_cut_short_is_not_gone_on_from(
     monkeypatch.setattr(of, half_done, save)
     finetune(study, few(**SOME))
     assert tree(study) == tree(some)
+
+
+def test_a_mean_output_is_refitted_like_a_map(study: Path, lab: Path) -> None:
+    """By hand: the mean over the rows of all windows, without positions 0 and special tokens."""
+    request = tuning_request(Study.open(study), few(schedule="given", layers="2,0", refit=True))
+    model, windows = live(lab).eval(), training_windows(Reader.open(lab / "store"))
+    with torch.no_grad():  # another model than the one harvested
+        model.model.layers[0].mlp.down_proj.weight *= 3.0
+    outputs: list[torch.Tensor] = []
+    hook = model.model.layers[2].mlp.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
+    special = torch.tensor(Reader.open(lab / "store").attributes.tokenizer.special_ids)
+    rows = []
+    for ids in map(torch.from_numpy, windows.ids):
+        with torch.no_grad():
+            model(ids[None])
+        rows.append(outputs.pop()[1:][~torch.isin(ids[1:], special)])
+    hook.remove()
+    found = refitted(anatomy(model), request, windows, (2,), "mean")[2]
+    assert torch.allclose(found.bias, torch.cat(rows).mean(dim=0), rtol=0, atol=1e-6)
+    of_study = substitutes_of(request.study, "mean", (2,), torch.float32)[2].replacement
+    assert not torch.allclose(found.bias, of_study.value, rtol=0, atol=1e-3)
 
 
 def test_layers_can_be_replaced_one_after_the_other(study: Path, lab: Path) -> None:
