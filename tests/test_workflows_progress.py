@@ -93,3 +93,27 @@ def test_what_was_there_already_says_no_rate_and_the_last_minute_does(
     assert lines[0] == "finetune: 61 of 100 steps (0.1 steps/s, 6 min 30 s left)"
     assert lines[2] == "finetune: 63 of 100 steps (0.1 steps/s, 6 min 10 s left)"
     assert lines[4] == "finetune: 65 of 100 steps (0.6 steps/min, 58 min 20 s left)"
+
+
+def test_the_same_stage_of_another_model_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 11.0, 20.0, 31.0, 40.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        for done in (0, 1_000, 100, 1_200, 2_100):
+            progress("fit", done, max(1_000, done), "rows")
+    assert stream.getvalue().splitlines() == [
+        "fit: 1,000 of 1,000 rows (91 rows/s, done in 11 s)",
+        "fit: 1,200 of 1,200 rows (100 rows/s, done in 11 s)",
+        "fit: 2,100 of 2,100 rows (100 rows/s, done in 20 s)",
+    ]
+
+
+def test_each_model_has_a_bar_of_its_own() -> None:
+    stream = io.StringIO()
+    with module.BarProgress(Console(file=stream, force_terminal=True, width=120)) as progress:
+        for done, total in ((10, 20), (20, 20), (5, 30), (30, 30)):
+            progress("fit", done, total, "rows")
+    last = stream.getvalue().rpartition("20/20 rows")[2]
+    assert "30/30 rows" in last
+    assert "-" not in last.partition("30/30 rows")[2].partition("rows/s")[0]

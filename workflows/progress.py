@@ -52,12 +52,16 @@ class _Recent:
     """Done a second in the last minute, or since the last report but one where that is longer ago."""
 
     def __init__(self, now: float, done: int) -> None:
-        self.began = now
+        self.began, self.done = now, done
         self._points = deque([(now, done)])
+
+    def goes_on(self, done: int) -> bool:
+        """Not so where less is done than before: that is the same stage of another model."""
+        return done >= self.done
 
     def rate(self, now: float, done: int) -> float:
         """As of a report now."""
-        points = self._points
+        self.done, points = done, self._points
         if now - self.began < AT_ONCE_S:
             points[0] = (now, done)
             return 0.0
@@ -76,10 +80,11 @@ class PlainProgress:
         self._stream = stream or sys.stderr
         self._stage = ""
         self._last_s = 0.0
+        self._recent = _Recent(0.0, 0)
 
     def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
         now = time.monotonic()
-        if stage != self._stage:
+        if stage != self._stage or not self._recent.goes_on(done):
             self._stage, self._recent, self._last_s = stage, _Recent(now, done), now
         elapsed, rate = now - self._recent.began, self._recent.rate(now, done)
         if elapsed < QUIET_S or (now - self._last_s < LINE_EVERY_S and done < total):
@@ -115,7 +120,7 @@ class BarProgress:
         self._tasks: dict[str, tuple[TaskID, _Recent]] = {}
 
     def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
-        if stage not in self._tasks:
+        if stage not in self._tasks or not self._tasks[stage][1].goes_on(done):
             task = self._progress.add_task(stage, total=total, counts="")
             self._tasks[stage] = (task, _Recent(time.monotonic(), done))
         task, recent = self._tasks[stage]
