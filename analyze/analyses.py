@@ -68,7 +68,7 @@ ANALYSES_BY_NAME: Final[Mapping[str, Analysis]] = {
         _decomposition, reads_needs=False, reads_surrogates=True, reads_embedding=True, folds_of=FIT
     ),
     "identity": Analysis(_identity),
-    "gates": Analysis(_gates, version=2, after=("decomposition",), reads_embedding=True, folds_of=GATE),
+    "gates": Analysis(_gates, version=3, after=("decomposition",), reads_embedding=True, folds_of=GATE),
     "nofly": Analysis(_nofly, reads_named_fits=True),
     "clusters": Analysis(_clusters),
     "regression": Analysis(_regression),
