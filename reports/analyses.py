@@ -42,11 +42,11 @@ _ALWAYS_AFTER = (("reading", "How to read"), ("provenance", "Provenance"))
 
 
 def _gates(results: Results) -> list[str]:
-    return [gates_findings.claim(results)] if results.has("gates") else []
+    return [gates_findings.auc(results)] if results.has("gates") else []
 
 
 def _nofly(results: Results) -> list[str]:
-    return [nofly_findings.claim(results)] if results.has("nofly") else []
+    return [nofly_findings.correlation(results)] if results.has("nofly") else []
 
 
 _ANSWERS: tuple[tuple[str, str, Callable[[Results], list[str]]], ...] = (

@@ -38,7 +38,9 @@ def differences(results: Results) -> str:
 def in_context(results: Results) -> str:
     """How much of the context part the token foretells."""
     frame = results.tables["decomposition"]
-    ends = findings.ranges(results, frame, "token_in_context", text.percent)
+    ends = findings.ranges(
+        results, frame, "token_in_context", text.percent, ("token_in_context_lo", "token_in_context_hi")
+    )
     if not ends:
         return "The context part does not vary"
     return (
@@ -51,7 +53,7 @@ def output_shares(results: Results) -> str:
     """What the token contributes to the linear map's output, counted with what the context repeats of it."""
     frame = results.tables["output_shares"]
     rows = frame.filter((pl.col("split_by") == "replaced") & (pl.col("part") == "token_full"))
-    ends = findings.ranges(results, rows, "share", text.percent)
+    ends = findings.ranges(results, rows, "share", text.percent, ("share_lo", "share_hi"))
     if not ends:
         return "Shares of the variance of ŷ"
     return f"Of the variance of ŷ, the token with all that follows from it contributes {ends}"
@@ -80,7 +82,7 @@ def identity_claim(results: Results) -> str:
 def identity(results: Results) -> str:
     """The claim, and the shares."""
     rows = identity_rows(results, identity_keys(results)[0])
-    ends = findings.ranges(results, rows, "share", text.percent)
+    ends = findings.ranges(results, rows, "share", text.percent, ("share_sim_lo", "share_sim_hi"))
     return identity_claim(results) + (f"; its share is {ends}" if ends else "")
 
 

@@ -74,8 +74,7 @@ def harvested(results: Results, table: str) -> pl.DataFrame:
 
 def changed(row: Mapping[str, Any]) -> str:
     """`+7.99 [6.64, 9.35] %`: a change of perplexity and its interval, the unit once, behind both."""
-    ends, shown = text.change_interval(row["ppl_lo"], row["ppl_hi"]), text.change(row["ppl_pct"])
-    return shown if ends == text.NONE else f"{shown.removesuffix(text.PERCENT)} {ends}"
+    return text.estimate(text.change, row["ppl_pct"], row["ppl_lo"], row["ppl_hi"])
 
 
 def singles(results: Results) -> pl.DataFrame:
@@ -113,7 +112,7 @@ def cheap(results: Results, rows: pl.DataFrame) -> str:
             continue
         sure = judged.filter(pl.col("ppl_sim_hi") < CHEAP).height
         name = findings.label(results, at, 40) if len(results.stores) > 1 else ""
-        parts.append((sure / mine.height, f"{sure or 'none'} of {mine.height}", name))
+        parts.append((sure / mine.height, text.out_of(sure, mine.height), name))
     return findings.over_stores(parts) if parts else ""
 
 
@@ -131,11 +130,11 @@ def _what(name: str) -> str:
     return f"Replacing one MLP ({text.name(name, 28)})"
 
 
-def cost(results: Results) -> str:
-    """The claim on the linear map, and by how much perplexity changes."""
-    rows = of_name(results, LINEAR)
-    ends = findings.ranges(results, rows, "ppl_pct", text.change)
-    return claim(results) + (f"; perplexity changes by {ends}" if ends else "")
+def cost(results: Results, name: str = LINEAR) -> str:
+    """The claim on a replacement, and by how much perplexity changes."""
+    rows = of_name(results, name)
+    ends = findings.ranges(results, rows, "ppl_pct", text.change, ("ppl_sim_lo", "ppl_sim_hi"))
+    return claim(results, name) + (f"; perplexity changes by {ends}" if ends else "")
 
 
 def gate_cost(results: Results) -> str:
@@ -207,8 +206,10 @@ def beats_random(results: Results) -> str:
     for other, rows in comparisons(results):
         if router(other).family == "random":
             name = text.name(str(rows["router"].to_list()[0]), 28)
+            ends = findings.ranges(results, rows, "difference", text.nats, ("sim_lo", "sim_hi"))
             return (
                 f"{name} costs less than random routing of as many tokens {verdicts.by_store(results, rows)}"
+                + (f"; the gain in nats a token is {ends}" if ends else "")
             )
     return ""
 
@@ -242,7 +243,7 @@ def selection(results: Results) -> str:
     fixed = f"a gate that was fixed before costs less than nothing {verdicts.by_store(results, rows)}"
     return (
         f"Chosen on the rows that it is scored on, as in the paper, the best gate lies below the original's "
-        f"perplexity in {below} of {n} {cases}; {fixed}"
+        f"perplexity in {text.out_of(below, n, cases)}; {fixed}"
     )
 
 

@@ -104,9 +104,9 @@ def answers(results: Results) -> list[str]:
     """The sentences of the opening: the linear map, the gate, and the gate against chance."""
     if not is_there(results):
         return []
-    found = [said.claim(results)] if said.LINEAR in said.names(results) else []
+    found = [said.cost(results)] if said.LINEAR in said.names(results) else []
     if gate := said.main_gate(results):
-        found.append(said.claim(results, gate))
+        found.append(said.cost(results, gate))
     against = said.beats_random(results) if results.has("routers") else ""
     return [*found, against] if against else found
 

@@ -5,11 +5,14 @@ alternative text; the answer of the page is that of `overview`. Cost: nothing to
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import polars as pl
 
 from . import text
 from .results import Results
+
+Row = dict[str, Any]
 
 LEVEL = 95
 """Coverage of every interval of a study, in percent."""
@@ -17,13 +20,13 @@ MIN_GROUPS = 20
 """Groups of documents below which a study gives no verdict."""
 
 FEW = 2
-"""Corpora that a sentence takes one by one. Of more it tells the ends, and the table tells the rest."""
+"""Corpora whose values a sentence gives one by one. Of more it tells the ends, and the table the rest."""
+
+CLAUSES = 3
+"""Corpora that have a clause each where a clause is short: a count, a cost."""
 
 ONE_TOKEN = 0.5
 """Share of Σ‖y − ȳ‖² from which on one token decides a layer's R²."""
-
-SAME = 1e-6
-"""Spread, as a share of the mean, up to which errors are those of one vector."""
 
 LONG_TAIL = 1
 """Skewness above which a distribution counts as highly skewed (Bulmer, Principles of Statistics, 1979)."""
@@ -81,6 +84,11 @@ def moved(results: Results) -> list[int]:
     return sorted(set(there) - set(at_home(results)))
 
 
+def n_layers(results: Results, series: int) -> int:
+    """Layers that the model of a store has: a study may have looked at some of them."""
+    return int(results.harvest["n_layers"].to_list()[series])
+
+
 def r2_words(row: dict) -> str:
     """`R² 0.931 [0.912, 0.948]`: the value, not broken off its name, and its simultaneous interval."""
     ends = text.interval(row["r2_sim_lo"], row["r2_sim_hi"])
@@ -98,59 +106,92 @@ def extremes(frame: pl.DataFrame, column: str) -> tuple[dict, dict] | None:
     return None if known.is_empty() else (known.row(0, named=True), known.row(-1, named=True))
 
 
-def ranges(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
-    """From the lowest value (and its layer) to the highest, store by store; empty if there are none."""
+def ranges(
+    results: Results,
+    frame: pl.DataFrame,
+    column: str,
+    show: Callable[[float], str],
+    ends: tuple[str, str] | None = None,
+) -> str:
+    """From the lowest value (and its layer) to the highest, store by store; empty if there are none. `ends`:
+    the columns of their intervals. Whatever a sentence says of all values stands before them: over many
+    corpora they close with a clause of their own.
+    """
     there = frame.filter(pl.col(column).is_not_null() & pl.col(column).is_not_nan())
-    if there["series"].n_unique() > FEW:
-        return _over_all(results, there, column, show)
+    several, n_stores = len(results.stores) > 1, there["series"].n_unique()
+
+    def place(row: Row) -> str:
+        return f" on {label(results, row['series'], 40)}" if several else ""
+
+    if n_stores > FEW:
+        return f"{from_to(there, column, show, ends, place)}, over {n_stores} corpora"
     parts = []
-    for series in range(len(results.stores)):
-        ends = extremes(frame.filter(pl.col("series") == series), column)
-        if ends is None:
-            continue
-        low, high = ends
-        where = f" on {label(results, series, 40)}" if len(results.stores) > 1 else ""
-        if low["layer"] == high["layer"]:
-            parts.append(f"{show(low[column])} in layer {low['layer']}{where}")
-        else:
-            least, most = (f"{show(row[column])} (layer\N{NO-BREAK SPACE}{row['layer']})" for row in ends)
-            parts.append(f"{least} to {most}{where}")
+    for series in there["series"].unique().sort().to_list():
+        mine = there.filter(pl.col("series") == series)
+        parts.append(from_to(mine, column, show, ends) + place(mine.row(0, named=True)))
     return text.listing(parts) if parts else ""
 
 
-def _over_all(results: Results, frame: pl.DataFrame, column: str, show: Callable[[float], str]) -> str:
-    """From the lowest value of all corpora to the highest, each with where it is."""
-    low, high = frame.sort(column, "layer", "series")[[0, -1]].to_dicts()
-    shown = [
-        f"{show(row[column])} (layer\N{NO-BREAK SPACE}{row['layer']} on {label(results, row['series'], 40)})"
-        for row in (low, high)
-    ]
-    return f"{shown[0]} to {shown[1]}, over {frame['series'].n_unique()} corpora"
+def from_to(
+    rows: pl.DataFrame,
+    column: str,
+    show: Callable[[float], str],
+    ends: tuple[str, str] | None = None,
+    place: Callable[[Row], str] = lambda row: "",
+) -> str:
+    """`0.61 (layer 3) to 0.92 (layer 29)` of rows that all have a value; where both read the same, the value
+    once and in how many layers. `place`: what tells rows of one layer apart.
+    """
+    order = [column, "layer", *(name for name in ("series",) if name in rows.columns)]
+    low, high = rows.sort(order)[[0, -1]].to_dicts()
+
+    def said(row: Row) -> str:
+        return show(row[column]) if ends is None else text.estimate(show, row[column], *map(row.get, ends))
+
+    if rows.height == 1:
+        return f"{said(low)} in layer {low['layer']}{place(low)}"
+    if show(low[column]) == show(high[column]):
+        cases = "layers" if rows["layer"].n_unique() == rows.height else "cases"
+        return f"{_widest(rows, low[column], show, ends)} in {text.every(rows.height, cases)}"
+    least, most = (f"{said(row)} (layer\N{NO-BREAK SPACE}{row['layer']}{place(row)})" for row in (low, high))
+    return f"{least} to {most}"
+
+
+def _widest(
+    rows: pl.DataFrame, value: float, show: Callable[[float], str], ends: tuple[str, str] | None
+) -> str:
+    """One value for all rows, and the interval that holds those of all."""
+    if ends is None:
+        return show(value)
+    low, high = (rows[end].drop_nulls().to_list() for end in ends)
+    return text.estimate(show, value, min(low, default=None), max(high, default=None))
 
 
 def over_stores(parts: list[tuple[float, str, str]]) -> str:
     """One value a corpus, as number, words and the corpus' name: each where they are few, else the ends."""
-    if len(parts) <= FEW:
-        return text.listing([f"{words}{f' on {name}' if name else ''}" for _, words, name in parts])
     low, high = min(parts), max(parts)
-    if low[1] == high[1]:
+    if len(parts) > 2 and low[1] == high[1]:
         return f"{low[1]} on each of {len(parts)} corpora"
+    if len(parts) <= CLAUSES:
+        return text.listing([f"{words}{f' on {name}' if name else ''}" for _, words, name in parts])
     return f"{low[1]} (on {low[2]}) to {high[1]} (on {high[2]}), over {len(parts)} corpora"
 
 
 def r2(results: Results) -> str:
     away = moved(results)
     home, far = (
-        ranges(results, results.surrogates.filter(series), "r2_test", text.number)
+        ranges(results, results.surrogates.filter(series), "r2_test", text.number, ("r2_sim_lo", "r2_sim_hi"))
         for series in (~pl.col("series").is_in(away), pl.col("series").is_in(away))
     )
     if not home and not far:
         return "No held-out R²"
-    said = "One linear map explains held-out MLP output with an R² of "
+    said = "one linear map explains held-out MLP output with an R² of"
+    there = "moved to a corpus that it was not fitted on"
     if not far:
-        return said + home
-    there = f"{far}, moved to a corpus that it was not fitted on"
-    return f"{said}{home}, where it was fitted; of {there}" if home else said + there
+        return f"O{said[1:]} {home}"
+    if not home:
+        return f"{there.capitalize()}, {said} {far}"
+    return f"Where it was fitted, {said} {home}; {there}, of {far}"
 
 
 def need(results: Results) -> str:
@@ -159,7 +200,8 @@ def need(results: Results) -> str:
 
 
 def shares(results: Results) -> str:
-    found = ranges(results, results.errors(), "share_below_half", text.percent)
+    ends = ("share_below_half_lo", "share_below_half_hi")
+    found = ranges(results, results.errors(), "share_below_half", text.percent, ends)
     return f"Tokens with an error below 0.5 make up {found}" if found else "No needs of test tokens"
 
 
@@ -177,40 +219,7 @@ def histogram(results: Results) -> str:
     tailed = rows.filter(pl.col("skew") > LONG_TAIL).height
     cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
     tail = f"A long tail of tokens that need far more than the rest (skew above {LONG_TAIL})"
-    return f"{tail} is there in {tailed} of {rows.height} {cases}"
-
-
-def one_vector(results: Results) -> pl.DataFrame:
-    """Series and layers whose sinks all have one error: the same vector in every window, as a BOS token gives
-    at position 0. Such rows are one observation, however many there are.
-    """
-    same = pl.col("sd").fill_null(0.0) <= SAME * pl.col("mean").abs()
-    error = pl.col("mean").round_sig_figs(5).alias("sink_error")
-    return results.errors("sink").filter(same).select("series", "layer", error)
-
-
-def sinks(results: Results) -> str:
-    rows = results.surrogates.filter(pl.col("r2_sink").is_not_null() & pl.col("r2_sink").is_not_nan())
-    if rows.is_empty():
-        return "No sinks were harvested: no position 0 and no special token among the test rows"
-    known = rows.join(one_vector(results), on=["series", "layer"], how="left", maintain_order="left")
-    many = known.filter(pl.col("sink_error").is_null())
-    away = pl.col("series").is_in(moved(results))
-    alone = known.filter(pl.col("sink_error").is_not_null()).sort(
-        away, "series", "layer", maintain_order=True
-    )
-    once = alone.unique(["layer", "sink_error"], keep="first", maintain_order=True)
-    found = pl.concat([many, once])
-    worse = found.filter(pl.col("r2_sink") < pl.col("r2_test")).height
-    cases = "layers" if found["layer"].n_unique() == found.height else "pairs of layer and store"
-    counted = f"worse than the other tokens in {worse} of {found.height} {cases}"
-    if many.is_empty():
-        return (
-            "All sinks are one and the same vector, and count once: the linear map, fitted without it, "
-            f"explains it {counted}"
-        )
-    note = "" if once.is_empty() else " (where all are one and the same vector, they count once)"
-    return f"The linear map, fitted without the sinks, explains them {counted}{note}"
+    return f"{tail} is there in {text.out_of(tailed, rows.height, cases)}"
 
 
 def representatives(frame: pl.DataFrame, column: str) -> list[int]:

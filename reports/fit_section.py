@@ -103,7 +103,7 @@ def variants_finding(results: Results) -> str:
     cases = "layers" if both["series"].n_unique() == 1 else "pairs of layer and store"
     said = (
         "By point estimate, fitting the sinks too lowers R² of the other tokens in "
-        f"{drops.height or 'none'} of {both.height} {cases}"
+        f"{text.out_of(drops.height, both.height, cases)}"
     )
     if drops.is_empty():
         return said

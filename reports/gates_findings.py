@@ -55,7 +55,7 @@ def claim(results: Results) -> str:
 
 def auc(results: Results) -> str:
     """The claim, and by how much."""
-    ends = findings.ranges(results, main_rows(results), "auc", text.number)
+    ends = findings.ranges(results, main_rows(results), "auc", text.number, ("auc_sim_lo", "auc_sim_hi"))
     return claim(results) + (f"; its AUC is {ends}" if ends else "")
 
 
@@ -99,8 +99,8 @@ def curves(results: Results) -> str:
     if not ends:
         return "Need carried by the tokens that go linear"
     return (
-        f"The {text.percent(half)} of tokens that the {_gate(results)} finds easiest carry {ends} of all "
-        f"{findings.need_name(need)}, in the layers shown"
+        f"Of all {findings.need_name(need)}, the {text.percent(half)} of tokens that the {_gate(results)} "
+        f"finds easiest carry, in the layers shown, {ends}"
     )
 
 
@@ -115,5 +115,5 @@ def calibration(results: Results) -> str:
     if not ends:
         return "Predicted against observed shares of easy tokens"
     return (
-        f"The calibration slope of the {_gate(results)} is {ends}, where 1 is neither too sure nor too timid"
+        f"The calibration slope of the {_gate(results)}, where 1 is neither too sure nor too timid, is {ends}"
     )

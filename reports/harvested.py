@@ -63,8 +63,8 @@ def table(results: Results) -> str:
         kind = "passages (the corpus has few, long texts)" if row["passages"] else "documents"
         return (
             f"{text.count(row['n_documents'])} {kind} in {text.count(row['n_groups'])} groups of "
-            f"near-duplicates: {text.count(row['n_groups_fit'])} fit, "
-            f"{text.count(row['n_groups_test'])} test"
+            f"near-duplicates; rows from {text.count(row['n_groups_fit'])} fit and "
+            f"{text.count(row['n_groups_test'])} test groups"
         )
 
     def perplexity(row: Row) -> str:

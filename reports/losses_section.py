@@ -30,8 +30,8 @@ _LOSSES = (
 _KL = (
     "Mean δ less mean KL(before, after), in nats a token: KL is what the model itself expects δ to be, the "
     "mean over targets drawn from its own beliefs. Dashed: 0, where it is right about what is lost. Bars or "
-    "bands: 95 % intervals for all layers at once. Where R² of δ on KL is small, most of δ is the luck of "
-    "the target, and no gate can know it."
+    "bands: 95 % intervals for all layers at once. Where the whole interval of R² of δ on KL lies below 0.5, "
+    "most of δ is the luck of the target, and no gate can know it."
 )
 _AGREEMENT = (
     "Spearman's ρ of two needs over test tokens: 1 where they put tokens in the same order, 0 where they "

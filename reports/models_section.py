@@ -25,7 +25,8 @@ PANELS = 6
 _DEPTH = (
     "R² on test documents against the depth of the layer, from the first (0 %) to the last (100 %), with "
     "95 % intervals for all layers at once; one panel a corpus. Models are comparable on one corpus only: "
-    "texts differ in how linear a layer is on them, and so do numbers of documents. Where the maps were "
+    "texts differ in how linear a layer is on them, and so do numbers of documents; medians over layers only "
+    "where these are all layers of each. Where the maps were "
     "<em>moved</em> from another corpus, R² says how well they transfer, not how linear a layer is."
 )
 
@@ -50,12 +51,14 @@ def rows(studies: Sequence[Results], names: Sequence[str]) -> list[dict[str, Any
             row: dict[str, Any] = {**harvest, "model": name, "corpus": findings.label(results, at)}
             row["moved"] = at in findings.moved(results)
             row |= {verdict: verdicts.count(verdict) for verdict in findings.VERDICTS}
-            row |= {"layers": layers.height, "r2": _median(layers, "r2_test")}
+            row |= {"layers": layers.height, "r2": _median(layers, "r2_test")}  # n_layers: the model's own
             low, high = findings.extremes(layers, "r2_test") or ({}, {})
             row |= {"r2_low": low.get("r2_test"), "r2_high": high.get("r2_test")}
             row["error"] = _median(errors.filter(pl.col("series") == at), "q50")
-            row["auc"] = None if gates is None else _median(gates.filter(pl.col("series") == at), "auc")
-            row["cost"] = None if costs is None else _median(costs.filter(pl.col("series") == at), "ppl_pct")
+            for name_of, frame, column in (("auc", gates, "auc"), ("cost", costs, "ppl_pct")):
+                mine = None if frame is None else frame.filter(pl.col("series") == at)
+                row[name_of] = None if mine is None else _median(mine, column)
+                row[f"{name_of}_layers"] = None if mine is None else mine["layer"].n_unique()
             found.append(row)
     return found
 
@@ -69,13 +72,16 @@ def table(studies: Sequence[Results], names: Sequence[str]) -> str:
             Column(heading(verdict), value(verdict, str), spanner="MLPs nearly linear")
             for verdict in findings.VERDICTS
         ),
-        Column("of", value("layers", str), spanner="MLPs nearly linear"),
+        Column("looked at", value("layers", str), spanner="layers"),
+        Column("of the model", value("n_layers", str), spanner="layers"),
         Column("lowest", value("r2_low"), spanner="R² on test rows, of layers"),
         Column("median", value("r2"), spanner="R² on test rows, of layers"),
         Column("highest", value("r2_high"), spanner="R² on test rows, of layers"),
         Column("error", value("error"), spanner="median over layers"),
         Column("gate AUC", value("auc"), spanner="median over layers"),
+        Column("layers of AUC", value("auc_layers", text.count), spanner="median over layers"),
         Column("linear cost", value("cost", text.change), spanner="median over layers"),
+        Column("layers of cost", value("cost_layers", text.count), spanner="median over layers"),
         Column("perplexity", value("ppl_test", lambda ppl: text.number(ppl, 2)), spanner="test rows"),
         Column("groups", value("n_groups_test", text.count), spanner="test rows"),
         Column("d", value("d_model", text.count)),
@@ -101,6 +107,11 @@ def _store(results: Results, corpus: str) -> int:
     return min(there, key=lambda at: at in away)
 
 
+def _place(results: Results, corpus: str | None) -> int:
+    """The store of a study that stands for a corpus; for none in common, the one that was fitted."""
+    return next(iter(findings.at_home(results)), 0) if corpus is None else _store(results, corpus)
+
+
 def _moved(studies: Sequence[Results], corpus: str) -> list[int]:
     """Numbers of the studies whose maps come from another corpus than this."""
     there = [at for at, one in enumerate(studies) if corpus in one.harvest["corpus"].to_list()]
@@ -114,9 +125,8 @@ def _panel(studies: Sequence[Results], corpus: str | None) -> pl.DataFrame:
         corpora = results.harvest["corpus"].to_list()
         if corpus is not None and corpus not in corpora:
             continue
-        home = next(iter(findings.at_home(results)), 0)
-        at = home if corpus is None else _store(results, corpus)
-        last = max(1, int(results.harvest["n_layers"].to_list()[at]) - 1)
+        at = _place(results, corpus)
+        last = max(1, findings.n_layers(results, at) - 1)
         mine = results.surrogates.filter(pl.col("series") == at)
         frames.append(
             mine.select(
@@ -131,20 +141,28 @@ def _panel(studies: Sequence[Results], corpus: str | None) -> pl.DataFrame:
 
 
 def finding(studies: Sequence[Results], names: Sequence[str]) -> str:
-    """Each model's median R², on a corpus that they share, one that the maps were fitted on if there is."""
+    """Each model's median R² on a corpus that they share, where all layers of each were looked at and
+    its maps were fitted there; else why the medians do not compare.
+    """
     shared = _shared(studies)
     first = shared[0] if shared else None
-    parts = []
-    for number, name in enumerate(names):
-        median = _median(_panel(studies, first).filter(pl.col("series") == number), "value")
-        if median is not None:
+    parts, against = [], [] if shared else ["each was fitted on a corpus of its own"]
+    for results, name in zip(studies, names, strict=True):
+        if first is not None and first not in results.harvest["corpus"].to_list():
+            continue
+        at = _place(results, first)
+        mine = results.surrogates.filter(pl.col("series") == at)
+        looked_at, there = mine["layer"].n_unique(), findings.n_layers(results, at)
+        if looked_at < there:
+            against.append(f"{looked_at} of {there} layers were looked at in {name}")
+        elif (median := _median(mine, "r2_test")) is not None:
             parts.append(f"{text.number(median)} in {name}")
-    said = f"The median layer has an R² of {text.listing(parts)}"
-    if first is None:
-        return f"{said}, each on the corpus that it was fitted on"
-    away = [names[at] for at in _moved(studies, first)]
-    maps = f" (maps moved there: {text.listing(away)})" if away else ", where the maps were fitted"
-    return f"{said}, on {text.name(first, 60)}{maps}"
+    if away := [names[at] for at in ([] if first is None else _moved(studies, first))]:
+        against.append(f"the maps of {text.listing(away)} were not fitted on {text.name(first or '', 60)}")
+    if against or not parts:
+        return f"The models' medians over layers do not compare: {'; '.join(against) or 'no layer has an R²'}"
+    where = f"on {text.name(first or '', 60)}, where the maps were fitted"
+    return f"The median of all layers has an R² of {text.listing(parts)}, {where}"
 
 
 def _title(studies: Sequence[Results], corpus: str | None) -> str:

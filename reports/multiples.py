@@ -17,6 +17,8 @@ from .chart_style import INK, MUTED, WIDE, Size, colour, house, layer_axis, offs
 
 GAP, ROOM = 22, 34
 """Pixels between two panels, and those that the labels of an axis take."""
+LETTER = 0.6
+"""Width of a digit, as a share of the size of letters."""
 STROKE_ROOM = 5.0
 """Pixels that an interval needs to be drawn as a stroke."""
 MOST_WITH_POINTS = 6
@@ -182,6 +184,24 @@ def _height(across: int) -> int:
     return 220 if across == 1 else 150 if across < 4 else 110
 
 
+def _labelled(values: Sequence[float], size: Size) -> list[float]:
+    """Values of a logarithmic axis whose labels have room: from the last one back, as it is how far the axis
+    goes; where two would touch, the lower one is left out.
+    """
+    known = [value for value in values if value > 0]
+    if not known:
+        return []
+    low, high = math.log(known[0]), math.log(known[-1])
+    kept, edge = list[float](), math.inf
+    for value in reversed(known):
+        at = size.width * (math.log(value) - low) / (high - low or 1.0)
+        half = LETTER * size.font * len(f"{value:,.0f}") / 2
+        if at + half + size.font / 3 <= edge:
+            kept.append(value)
+            edge = at - half
+    return kept[::-1]
+
+
 def curves(
     panels: Sequence[Panel],
     *,
@@ -210,7 +230,7 @@ def curves(
         scale["domain"] = list(across)
     ticks = {"grid": False, "domainColor": MUTED, "labelOverlap": "greedy"}
     if logarithmic:
-        ticks |= {"values": rows["x"].unique().sort().to_list(), "format": "~s"}
+        ticks |= {"values": _labelled(rows["x"].unique().sort().to_list(), room), "format": ","}
     else:
         ticks |= {"values": [0.0, 0.25, 0.5, 0.75, 1.0], "format": ".0%"} if shares[0] else {"tickCount": 4}
     x = alt.X("x:Q", title=None, scale=scale, axis=alt.Axis(**ticks))

@@ -72,25 +72,26 @@ def _by_pair(results: Results, frame: pl.DataFrame) -> str:
 def claim(results: Results) -> str:
     """Where the needs of tokens carry over."""
     need, _, _, rows = drawn(results)
-    return f"The mean {findings.need_name(need)} of a token carries over {_by_pair(results, rows)}"
+    what = f"The mean {findings.need_name(need)} of a token"
+    return f"{what} carries over (r above 0) {_by_pair(results, rows)}"
 
 
 def correlation(results: Results) -> str:
     """The claim, and how strongly they do once noise is taken out."""
-    ends = _range(drawn(results)[3], "r_disattenuated")
+    ends = _range(results, drawn(results)[3], "r_disattenuated")
     return claim(results) + (f"; freed from noise, r is {ends}" if ends else "")
 
 
-def _range(rows: pl.DataFrame, column: str) -> str:
+def _range(results: Results, rows: pl.DataFrame, column: str) -> str:
     """From the lowest to the highest value over all pairs and layers."""
-    ends = findings.extremes(rows, column)
-    if ends is None:
+    there, found = rows.filter(pl.col(column).is_not_null()), pairs(results)
+
+    def place(row: findings.Row) -> str:
+        return f" for {pair_label(results, found[row['series']])}" if len(found) > 1 else ""
+
+    if there.is_empty():
         return ""
-    low, high = ends
-    if low == high:
-        return text.number(low[column])
-    first, last = (f"{text.number(row[column])} (layer\N{NO-BREAK SPACE}{row['layer']})" for row in ends)
-    return f"{first} to {last}"
+    return findings.from_to(there, column, text.number, (f"{column}_sim_lo", f"{column}_sim_hi"), place)
 
 
 def regression_to_the_mean(results: Results) -> str:
@@ -103,5 +104,5 @@ def regression_to_the_mean(results: Results) -> str:
     cases = "layers" if len(pairs(results)) == 1 else "pairs of layer and corpora"
     return (
         f"In other documents of its own corpus, the paper's list of tokens has a lower mean "
-        f"{findings.need_name(need)} than where it was chosen, in {fell} of {known.height} {cases}"
+        f"{findings.need_name(need)} than where it was chosen, in {text.out_of(fell, known.height, cases)}"
     )

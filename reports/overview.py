@@ -9,7 +9,7 @@ more or less linear by it. Cost: nothing to speak of.
 import polars as pl
 
 from . import text, verdicts
-from .findings import ONE_TOKEN, VERDICTS, at_home, extremes, label, moved, r2_words
+from .findings import ONE_TOKEN, VERDICTS, at_home, extremes, label, moved, n_layers, r2_words
 from .results import Results
 
 SIGN = "R²\N{NO-BREAK SPACE}"
@@ -28,25 +28,45 @@ def paragraphs(results: Results) -> list[tuple[str, str]]:
 
 
 def summary(results: Results, series: int) -> str:
-    """Which MLPs are nearly linear on one store: count, most and least linear layer, verdicts."""
+    """Which MLPs are nearly linear on one store: count, what is open, the two extremes, verdicts."""
     rows = results.surrogates.filter(pl.col("series") == series)
-    supported = rows.filter(pl.col("verdict") == "supported").height
-    verb = "is" if supported == 1 else "are"
-    opening = f"{supported} of {rows.height} MLPs {verb} nearly linear"
-    if set(rows["verdict"]) == {"too few documents"}:
-        opening = f"there are too few documents to say which of {rows.height} MLPs are nearly linear"
-    ends = extremes(rows, "r2_test")
+    opening, ends = _opening(results, rows, series), extremes(rows, "r2_test")
     if ends is None:
         return f"{opening}: no layer has a held-out R²."
     low, high = ends
+    least = f"layer {low['layer']} is the least linear{_by_point(rows, low)}: {r2_words(low)}"
     if rows.height == 1:
-        most = f"layer {high['layer']} has {r2_words(high)}"
+        found = f": layer {high['layer']} has {r2_words(high)}"
+    elif opening.endswith(f"; layer {high['layer']} may be"):
+        found = f": {r2_words(high)}; {least}"
     else:
-        most = (
-            f"layer {high['layer']} is the most linear{_by_point(rows, high)}: {r2_words(high)}; layer "
-            f"{low['layer']} the least{_by_point(rows, low)}: {r2_words(low)}"
-        )
-    return f"{opening}: {most}. Verdicts: {', '.join(_by_verdict(rows))}."
+        most = f"Layer {high['layer']} is the most linear{_by_point(rows, high)}: {r2_words(high)}"
+        found = f". {most}; {least}"
+    return f"{opening}{found}. Verdicts: {', '.join(_by_verdict(rows))}."
+
+
+def _opening(results: Results, rows: pl.DataFrame, series: int) -> str:
+    """`2 of 4 MLPs looked at (of 30) are nearly linear`: what the intervals support. What they leave open is
+    neither granted nor denied.
+    """
+    n, there = rows.height, n_layers(results, series)
+    looked_at = f" looked at (of {there})" if n < there else ""
+    found = rows["verdict"].to_list()
+    sure = found.count("supported")
+    left = rows.filter(~pl.col("verdict").is_in(["supported", "not supported"]))["layer"].to_list()
+    if n == 1:
+        mlp = f"the one MLP{looked_at} is"
+        if left:
+            return f"whether {mlp} nearly linear cannot be told"
+        return f"{mlp} nearly linear" if sure else f"{mlp} not nearly linear"
+    if found.count("too few documents") == n:
+        return f"there are too few documents to say which of {n} MLPs{looked_at} are nearly linear"
+    if sure:
+        more = f", and of {len(left)} it cannot be told" if left else ""
+        many = text.every(n) if sure == n else f"{sure} of {n}"
+        return f"{many} MLPs{looked_at} {'is' if sure == 1 else 'are'} nearly linear{more}"
+    none = f"none of the {n} MLPs{looked_at} is nearly linear"
+    return f"{none} for sure; {text.layers(left)} may be" if left else none
 
 
 def _by_point(rows: pl.DataFrame, end: dict) -> str:

@@ -25,6 +25,7 @@ from . import (
     provenance,
     reading,
     sections,
+    sinks_findings,
     text,
 )
 from .chart_style import largest
@@ -198,7 +199,7 @@ def body(results: Results) -> list[str]:
         section(
             "sinks",
             "Sinks apart",
-            f"<p>{text.escape(findings.sinks(results))}. {reading.SINKS}</p>",
+            f"<p>{text.escape(sinks_findings.finding(results))}. {reading.SINKS}</p>",
             sections.sinks(results),
         ),
         _tokens(results),

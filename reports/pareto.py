@@ -84,7 +84,7 @@ def finding(results: Results) -> str:
     cases = "layers" if len(results.stores) == 1 else "pairs of layer and store"
     return (
         f"By point estimates, {text.name(most, 28)} is on the front of share and cost in "
-        f"{at.select('series', 'layer').unique().height} of {n_layers} {cases}"
+        f"{text.out_of(at.select('series', 'layer').unique().height, n_layers, cases)}"
     )
 
 

@@ -38,7 +38,7 @@ def progressive_finding(results: Results) -> str:
                 continue
             where = findings.label(results, at, 40) if len(results.stores) > 1 else ""
             cheap = _cheap_steps(mine)
-            found.append((cheap / mine.height, f"{cheap} of {mine.height}", where))
+            found.append((cheap / mine.height, text.out_of(cheap, mine.height), where))
         how = _CURVES.get(chosen, text.name(chosen, 20))
         parts.append(f"{text.name(name, 24)}, {how}: {findings.over_stores(found)}")
     if not parts:

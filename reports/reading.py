@@ -110,8 +110,8 @@ def definitions(results: Results) -> str:
         (
             "Verdict",
             f"On the claim {claim}, by the interval for all layers at once. {verdicts}. Sentences count "
-            "layers by verdict, that is by two-sided intervals; p (Holm) is one-sided where a claim names a "
-            f"side, so that its count may differ by a layer.{others if further else ''}",
+            "layers by verdict, that is by two-sided intervals; p (Holm) is another test, one-sided where a "
+            f"claim names a side: counts by the two may differ.{others if further else ''}",
         ),
         (
             "Tables",

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from . import findings, text
+from . import findings, sinks_findings, text
 from .results import Results
 from .tables import Column, Row, between, house, value
 from .verdicts import LEGEND, cell, heading
@@ -160,7 +160,7 @@ def sinks(results: Results) -> str:
         population: {(row["series"], row["layer"]): row for row in results.errors(population).to_dicts()}
         for population in ("body", "sink")
     }
-    rows, single = [], set(findings.one_vector(results).select("series", "layer").rows())
+    rows, single = [], set(sinks_findings.one_vector(results).select("series", "layer").rows())
     for row in results.surrogates.to_dicts():
         place = (row["series"], row["layer"])
         body, sink = (means[population].get(place, {}) for population in ("body", "sink"))
@@ -187,4 +187,6 @@ def sinks(results: Results) -> str:
         Column("body", value("n_test_tokens", text.count), spanner="test tokens"),
         Column("sinks", value("n_sink", text.count), spanner="test tokens"),
     ]
-    return house(rows, columns, key="table-sinks", caption=findings.sinks(results), group=grouping(results))
+    return house(
+        rows, columns, key="table-sinks", caption=sinks_findings.finding(results), group=grouping(results)
+    )

@@ -30,7 +30,6 @@ _SETS = (
     "verdict."
 )
 _KINDS = {"cheapest": "the {n} cheapest layers", "paper": "the {n} cheapest on test rows (as in the paper)"}
-_EVERY = "all {n} layers measured"
 
 
 def set_name(results: Results, row: Row) -> str:
@@ -50,7 +49,9 @@ def _chosen(results: Results, row: Row) -> str:
     there = costs_findings.of_name(results, row["name"]) if results.has("interventions") else pl.DataFrame()
     mine = 0 if there.is_empty() else there.filter(pl.col("series") == row["series"])["layer"].n_unique()
     every = row["n_layers"] == mine or (asked.isdecimal() and row["n_layers"] < int(asked))
-    return (_EVERY if every else _KINDS[kind]).format(n=row["n_layers"])
+    if every:
+        return f"{text.every(row['n_layers'], 'layers')} measured"
+    return _KINDS[kind].format(n=row["n_layers"])
 
 
 def compound_finding(results: Results) -> str:
@@ -94,7 +95,7 @@ def _excess(results: Results, rows: pl.DataFrame) -> str:
     sure = found.count("supported")
     counts = [f"{word} on {found.count(word)}" for word in dict.fromkeys(found) if word != "supported"]
     rest = f" ({', '.join(text.name(one, 40) for one in counts)})" if counts else ""
-    return f"that is more than the sum of each alone on {sure or 'none'} of {len(found)} corpora{rest}"
+    return f"that is more than the sum of each alone on {text.out_of(sure, len(found), 'corpora')}{rest}"
 
 
 def _compound_figure(results: Results) -> str:

@@ -11,6 +11,7 @@ import html
 import math
 import re
 import unicodedata
+from collections.abc import Callable
 
 NONE = "–"
 """What stands for a value that does not exist (no sink, too few documents)."""
@@ -155,6 +156,34 @@ def scientific(value: float | None) -> str:
     mantissa, exponent = f"{value:.1e}".split("e")
     power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
     return power if mantissa == "1.0" else f"{mantissa.replace('-', '−')}×{power}"
+
+
+_ENDS = {
+    number: interval,
+    percent: percent_interval,
+    change: change_interval,
+    nats: nats_interval,
+}
+
+
+def estimate(show: Callable[[float], str], value: float, low: float | None, high: float | None) -> str:
+    """`+7.99 [6.64, 9.35] %`: a value as `show` writes it and its interval, the unit once, behind both."""
+    shown, ends = show(value), _ENDS[show](low, high)
+    return shown if ends == NONE else f"{shown.removesuffix(PERCENT)} {ends}"
+
+
+def every(n: int, noun: str = "") -> str:
+    """`all 3 layers`, `both layers`, `the one layer`: `noun` in the plural, or nothing where it was said."""
+    if n == 1:
+        return f"the one {noun.removesuffix('s')}".rstrip()
+    return f"{'both' if n == 2 else f'all {n}'} {noun}".rstrip()
+
+
+def out_of(some: int, n: int, noun: str = "") -> str:
+    """`2 of 3 layers`, `none of 3 layers`, and `all 3 layers` where it is all of several."""
+    if some == n > 1:
+        return every(n, noun)
+    return f"{some or 'none'} of {n} {noun.removesuffix('s') if n == 1 else noun}".rstrip()
 
 
 def listing(items: list[str]) -> str:

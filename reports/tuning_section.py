@@ -44,11 +44,21 @@ def claim(results: Results) -> str:
         ends = text.change_interval(min(low, default=None), max(high, default=None))
         found.append(f"{change} {ends} of perplexity{where} ({text.name(frame['verdict'][0], 24)})")
     arm, other = (text.name(one, 24) for one in chosen)
-    tokens, seeds = text.count(round(_mean(mine["tokens_seen"].to_list()) or 0)), mine["seed"].n_unique()
+    seeds = mine["seed"].n_unique()
     return (
-        f"After the same {tokens} tokens, {arm} against {other}: {text.listing(found)}, over {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}{_unfinished(results, chosen[0])}"
+        f"After the same {_seen(mine['tokens_seen'].to_list())}, {arm} against {other}: "
+        f"{text.listing(found)}, over {seeds} {'seed' if seeds == 1 else 'seeds'}"
+        f"{_unfinished(results, chosen[0])}"
     )
+
+
+def _seen(tokens: Sequence[int]) -> str:
+    """What both arms of a pair saw: windows are drawn by seed, so that their tokens differ between seeds."""
+    low, high = min(tokens), max(tokens)
+    if low == high:
+        return f"{text.count(low)} tokens"
+    average = text.count(round(sum(tokens) / len(tokens)))
+    return f"windows of each seed ({average} tokens on average, {text.count(low)} to {text.count(high)})"
 
 
 def _unfinished(results: Results, arm: str) -> str:

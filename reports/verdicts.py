@@ -56,7 +56,7 @@ def in_layers(rows: pl.DataFrame, where: str = "", *, again: bool = False) -> st
     counts = {verdict: found.count(verdict) for verdict in findings.VERDICTS}
     layers = "" if again else " layer" if len(found) == 1 else " layers"
     if counts["supported"] == len(found) > 1:
-        many = f"all {len(found)}{layers}"
+        many = text.every(len(found), layers.strip())
     elif counts["too few documents"] == len(found):
         many = f"an unknown number of {len(found)}{layers}"  # none of twelve would be an answer
     else:
@@ -73,8 +73,10 @@ def families(rows: Sequence[tuple[str, pl.DataFrame]], what: str = "corpora") ->
     families (`what` they are) the ends.
     """
     there = [(where, frame) for where, frame in rows if not frame.is_empty()]
-    if len(there) > findings.FEW:
+    if len(there) > findings.CLAUSES:
         return f"in {_spread(there, what)}"
+    if len(there) > 2 and len({in_layers(frame) for _, frame in there}) == 1:
+        return f"in {in_layers(there[0][1], f' on each of {len(there)} {what}')}"
     parts = [in_layers(frame, where, again=at > 0) for at, (where, frame) in enumerate(there)]
     return f"in {text.listing(parts)}"
 
@@ -98,11 +100,9 @@ def _spread(rows: Sequence[tuple[str, pl.DataFrame]], what: str) -> str:
             low[2] if len(judged) == 1 else f" on any of {len(judged)} {what}"
         )
     elif len(judged) == 1:
-        many = f"{'all' if low[0] == low[1] else f'{low[0]} of'} {low[1]} layers{low[2]}"
+        many = f"{text.out_of(low[0], low[1], 'layers')}{low[2]}"
     elif low[:2] == high[:2]:
-        many = (
-            f"{'all' if low[0] == low[1] else f'{low[0]} of'} {low[1]} layers on each of {len(judged)} {what}"
-        )
+        many = f"{text.out_of(low[0], low[1], 'layers')} on each of {len(judged)} {what}"
     else:
         many = f"{low[0] or 'none'} of {low[1]} layers{low[2]} to {high[0]} of {high[1]}{high[2]}"
     return many + (f" ({'; '.join(said)})" if said else "")

@@ -40,7 +40,9 @@ def regression_claim(results: Results) -> str:
 
 
 def regression_finding(results: Results) -> str:
-    ends = findings.ranges(results, results.first("regression")[1], "r2_test", text.number)
+    ends = findings.ranges(
+        results, results.first("regression")[1], "r2_test", text.number, ("r2_sim_lo", "r2_sim_hi")
+    )
     return regression_claim(results) + (f"; their R² is {ends}" if ends else "")
 
 
@@ -53,14 +55,16 @@ def clusters_claim(results: Results) -> str:
 
 
 def clusters_finding(results: Results) -> str:
-    ends = findings.ranges(results, results.first("clusters")[1], "auc", text.number)
+    ends = findings.ranges(
+        results, results.first("clusters")[1], "auc", text.number, ("auc_sim_lo", "auc_sim_hi")
+    )
     return clusters_claim(results) + (f"; the AUC is {ends}" if ends else "")
 
 
 def answers(results: Results) -> list[str]:
     """A sentence for each analysis of this section that was run."""
     found = [regression_claim(results)] if results.has("regression") else []
-    return found + ([clusters_claim(results)] if results.has("clusters") else [])
+    return found + ([clusters_finding(results)] if results.has("clusters") else [])
 
 
 def _regression_figure(results: Results) -> str:

@@ -109,7 +109,7 @@ def page_and_charts(study: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figure, "_draw", kept)
         document = page.render(read(Path(study)))
-    chosen = [finding for finding in drawn if finding.startswith(("A gate on", "The 50.0"))]
+    chosen = [finding for finding in drawn if finding.startswith(("A gate on", "Of all error, the 50.0"))]
     assert len(chosen) == 2
     return "".join([document, *(svg.render(drawn[finding](NARROW), finding) for finding in chosen)])
 

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from helpers_reports import make_results, make_tables, write_study
 from helpers_reports_analyses import ANALYSIS_SETTINGS, Rows, make_analysis_tables
+from helpers_reports_costs import make_cost_tables
 from helpers_reports_pages import (
     HOSTILE,
     Structure,
@@ -240,7 +241,8 @@ def test_what_fitting_the_sinks_does_is_said_with_its_size() -> None:
 def test_numbers_of_the_sentences_stand_in_their_tables(results: Results) -> None:
     document = page.render(results)
     cited = {
-        "table-gate": [gates_findings.auc(results), gates_findings.calibration(results)],
+        "table-auc": [gates_findings.auc(results)],
+        "table-gate": [gates_findings.calibration(results)],
         "table-curves": [gates_findings.curves(results)],
         "table-foretold": [context_findings.in_context(results)],
         "table-parts": [context_findings.output_shares(results)],
@@ -257,6 +259,25 @@ def test_numbers_of_the_sentences_stand_in_their_tables(results: Results) -> Non
             numbers = re.findall(r"−?\d+\.\d+", sentence)
             assert numbers
             assert all(number in cells for number in numbers), (key, sentence)
+
+
+def test_a_sentence_that_claims_more_than_nothing_says_how_much(results: Results) -> None:
+    """Above 0 for sure may be nearly 0: the opening has the size, and the interval of either end."""
+    opening = plain(analyses.answers(results))
+    assert "carries over (r above 0) in " in opening
+    for words in ("; freed from noise, r is ", "; its AUC is ", "; the AUC is "):
+        ends = r"−?\d\.\d{3} \[−?\d\.\d{3}, −?\d\.\d{3}\]"
+        assert re.search(rf"{words}{ends} \(layer\xa0\d\) to {ends} \(layer\xa0\d\)", opening), words
+
+
+def test_what_is_said_of_many_corpora_stands_behind_all_that_belongs_to_the_values() -> None:
+    """`carry 36 % to 42 %, over 3 corpora of all error` reads as if the corpora were those of the error."""
+    stores = ("a", "b", "c")
+    found = make_results(everything(stores, 3) | make_cost_tables(stores, n_layers=3))
+    whole = "\n".join([page.answers(found), analyses.answers(found), *page.body(found)])
+    shown = plain(re.sub(r"<table.*?</table>|<svg.*?</svg>", "", whole, flags=re.DOTALL))
+    assert shown.count("over 3 corpora") > 10
+    assert set(re.findall(r"over 3 corpora(.)", shown, re.DOTALL)) <= set(".;")
 
 
 def test_holm_counts_only_what_lies_on_the_side_of_the_claim() -> None:

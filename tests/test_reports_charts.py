@@ -245,6 +245,20 @@ def test_curves_have_their_diagonal_in_every_panel() -> None:
     assert "NaN" not in drawn
 
 
+def test_counts_on_an_axis_are_written_out_and_the_last_one_is() -> None:
+    """`1.237k` is no way to write 1,237; where labels would touch, the lower one goes."""
+    tokens = [1_237, 2_662, 5_000, 5_300]
+    frame = pl.DataFrame({"series": [0] * 4, "n": tokens, "v": [0.1, 0.2, 0.3, 0.3]})
+    chart = multiples.curves(
+        [multiples.panel(name, frame, "v", x="n") for name in ("layer 0", "layer 3", "layer 5")],
+        axes=("tokens fitted [1]", "R² [1]"),
+        domain=(0.0, 1.0),
+        logarithmic=True,
+    )
+    shown = re.findall(r">([^<]+)</text>", svg.render(chart, "curves"))
+    assert [shown.count(one) for one in ("1,237", "2,662", "5,000", "5,300")] == [3, 3, 0, 3]
+
+
 # The drawing in fewer bytes
 
 

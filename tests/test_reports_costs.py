@@ -267,6 +267,27 @@ def test_a_kl_has_no_share_below_nothing() -> None:
     assert "18.5" not in shown
 
 
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ([(0.001, 0.010), (0.002, 0.020), (0.000, 0.928)],
+         "R² of δ on KL is 0.003 [0.001, 0.010] (layer\xa00) to 0.006 [0.002, 0.020] (layer\xa01); cannot "
+         "tell in 1 of 3 layers (layer\xa02: [0.000, 0.928])"),
+        ([(0.001, 0.600), (0.001, 0.500), (0.000, 0.928)],
+         "R² of δ on KL: cannot tell in all 3 layers (widest in layer\xa02: [0.000, 0.928])"),
+        ([(0.001, 0.010), (0.002, 0.020), (0.001, 0.030)],
+         "R² of δ on KL is 0.003 [0.001, 0.010] (layer\xa00) to 0.009 [0.001, 0.030] (layer\xa02)"),
+        ([(0.001, 0.010), (None, None), (None, None)], "R² of δ on KL is 0.003 [0.001, 0.010] in layer 0"),
+    ],
+)  # fmt: skip
+def test_an_r2_whose_interval_holds_a_half_says_nothing_of_luck(ends: list[Any], words: str) -> None:
+    rows = everything(("only",), 3)
+    for row, (low, high) in zip(rows["kl_loss"], ends, strict=True):
+        row |= {"r2": 0.003 * (1 + row["layer"]), "r2_lo": low, "r2_hi": high}
+    found = make_results(rows)
+    assert losses_findings.kl_finding(found).endswith(f"; {words}")
+
+
 def test_shares_that_went_linear_say_of_which_tokens(results: Results, document: str) -> None:
     assert costs_findings.WENT_LINEAR in table(document, "table-linear-cost")
     assert "went linear, of all tokens" in table(document, "table-flops")

@@ -177,7 +177,9 @@ def test_every_figure_is_a_picture_of_its_own(tmp_path: Path) -> None:
     assert b"var(" not in (tmp_path / "one" / "r2.svg").read_bytes()
     assert (tmp_path / "one" / "r2.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "one" / "r2.pdf").read_bytes().startswith(b"%PDF")
-    assert "r2: One linear map" in (tmp_path / "one" / "captions.txt").read_text(encoding="utf-8")
+    assert "r2: Where it was fitted, one linear map" in (tmp_path / "one" / "captions.txt").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from helpers_reports_pages import HOSTILE, SCRIPT, Structure, draw_nothing, plai
 from helpers_store import make_store
 from nearline.analyze.fit import fit
 from nearline.analyze.settings import FitSettings
-from nearline.reports import findings, harvested, overview, page, provenance, report, verdicts
+from nearline.reports import (
+    findings,
+    harvested,
+    overview,
+    page,
+    provenance,
+    report,
+    sinks_findings,
+    verdicts,
+)
 from nearline.reports.columns import COLUMNS
 from nearline.reports.results import read
 from nearline.store import IncompleteError, Study, UsageError
@@ -104,7 +113,7 @@ def test_numbers_of_the_summary_stand_in_the_table(stores: tuple[str, ...]) -> N
     cells = table(document, "table-surrogates")
     home, away = overview.summary(results, 0), overview.transfer(results) if len(stores) > 1 else ""
     assert len(re.findall(r"−?\d+\.\d+", home)) == 6
-    assert len(re.findall(r"layer (\d+) (?:is|the)", home)) == 2
+    assert len(re.findall(r"[Ll]ayer (\d+) is", home)) == 2
     for sentence in (home, away.partition("kept")[2]):
         assert html.escape(sentence) in document
         assert all(number in cells for number in re.findall(r"−?\d+\.\d+", sentence))
@@ -131,8 +140,8 @@ def test_only_the_corpus_that_was_fitted_says_how_linear_an_mlp_is(stores: tuple
     document = page.render(results)
     answers = plain(page.answers(results))
     home, _, away = answers.partition("Moved to")
-    assert "1 of 3 MLPs is nearly linear: layer 0 is the most linear: R²\xa00.950" in home
-    assert "layer 2 the least: R²\xa00.550" in home
+    assert "1 of 3 MLPs is nearly linear. Layer 0 is the most linear: R²\xa00.950" in home
+    assert "layer 2 is the least linear: R²\xa00.550" in home
     assert "linear" not in away.replace("not how linear the MLP is there", "")
     assert bool(away) == (len(stores) > 1) == ("whether they transfer" in table(document, "table-verdicts"))
     assert ("says whether they transfer" in findings.claim(results)) == (len(stores) > 1)
@@ -142,7 +151,9 @@ def test_only_the_corpus_that_was_fitted_says_how_linear_an_mlp_is(stores: tuple
         assert "R²\xa0goes from 0.100 [" in away
         assert away.endswith("This asks whether a map transfers, not how linear the MLP is there.")
         assert findings.r2(results).startswith(
-            "One linear map explains held-out MLP output with an R² of 0.550 (layer\xa02) to 0.950"
+            "Where it was fitted, one linear map explains held-out MLP output with an R² of 0.550 [0.535, "
+            "0.564] (layer\xa02) to 0.950 [0.935, 0.964] (layer\xa00) on docs:python; moved to a corpus that "
+            "it was not fitted on, of 0.100 ["
         )
 
 
@@ -162,8 +173,8 @@ def test_an_extreme_that_may_be_chance_says_so(width: float, words: str) -> None
         surrogate_row("only", layer, 0.4 + 0.1 * layer, width, fit_on="only") for layer in range(3)
     ]
     said = overview.summary(make_results(rows), 0)
-    assert f"layer 2 is the most linear{words}: R²" in said
-    assert f"layer 0 the least{words}: R²" in said
+    assert f"Layer 2 is the most linear{words}: R²" in said
+    assert f"layer 0 is the least linear{words}: R²" in said
 
 
 def test_counts_of_the_summary_are_those_of_the_verdicts(document: str, study: Path) -> None:
@@ -178,6 +189,55 @@ def test_counts_of_the_summary_are_those_of_the_verdicts(document: str, study: P
         row = re.search(rf"{label}((?:\s+\d+)+)", table(document, "table-verdicts"))
         assert row is not None
         assert int(row[1].split()[0]) == supported
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        # Nothing is denied that an interval leaves open, and layers that nobody looked at are not counted.
+        (
+            "nnc",
+            "none of the 3 MLPs looked at (of 30) is nearly linear for sure; layer 9 may be: R²\xa00.920 [",
+        ),
+        (
+            "ncc",
+            "none of the 3 MLPs looked at (of 30) is nearly linear for sure; layers 5 and 9 may be. Layer 9 ",
+        ),
+        (
+            "cnn",
+            "none of the 3 MLPs looked at (of 30) is nearly linear for sure; layer 0 may be. Layer 9 is the ",
+        ),
+        (
+            "nnt",
+            "none of the 3 MLPs looked at (of 30) is nearly linear for sure; layer 9 may be: R²\xa00.920 [",
+        ),
+        ("nnn", "none of the 3 MLPs looked at (of 30) is nearly linear. Layer 9 is the most linear"),
+        ("ncs", "1 of 3 MLPs looked at (of 30) is nearly linear, and of 1 it cannot be told. Layer 9"),
+        ("nss", "2 of 3 MLPs looked at (of 30) are nearly linear. Layer 9"),
+        ("sss", "all 3 MLPs looked at (of 30) are nearly linear. Layer 9"),
+        ("ss", "both MLPs looked at (of 30) are nearly linear. Layer 5"),
+        ("s", "the one MLP looked at (of 30) is nearly linear: layer 0 has R²\xa0"),
+        ("n", "the one MLP looked at (of 30) is not nearly linear: layer 0 has R²\xa0"),
+        ("c", "whether the one MLP looked at (of 30) is nearly linear cannot be told: layer 0 has R²\xa0"),
+        (
+            "ttt",
+            "there are too few documents to say which of 3 MLPs looked at (of 30) are nearly linear. Layer",
+        ),
+    ],
+)
+def test_the_headline_claims_what_the_verdicts_do_and_says_how_many_mlps_were_looked_at(
+    found: str, words: str
+) -> None:
+    initials = {verdict[0]: verdict for verdict in reversed(findings.VERDICTS)}
+    rows = make_tables(("only",), n_layers=1)
+    rows["harvest"][0]["n_layers"] = 30
+    rows["surrogates"] = [
+        surrogate_row("only", layer, 0.8 + 0.06 * at, 0.01, fit_on="only", verdict=initials[letter])
+        for at, (layer, letter) in enumerate(zip((0, 5, 9), found, strict=False))
+    ]
+    assert overview.summary(make_results(rows), 0).startswith(words)
+    rows["harvest"][0]["n_layers"] = len(found)
+    assert overview.summary(make_results(rows), 0).startswith(words.replace(" looked at (of 30)", ""))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -214,7 +274,7 @@ def test_each_verdict_is_on_the_page_of_a_fit_that_calls_for_it(tmp_path: Path) 
             f"{layer} {verdicts.SYMBOLS[verdict]} {verdict}"
         )
     lead = html.unescape(document.partition('<p class="answer">')[2].partition("</p>")[0])
-    assert "1 of 3 MLPs is nearly linear: layer 0 is the most linear" in lead
+    assert "1 of 3 MLPs is nearly linear, and of 1 it cannot be told. Layer 0 is the most linear" in lead
     assert lead.endswith(
         "Verdicts: supported for layer 0, not supported for layer 2, cannot tell for layer 1."
     )
@@ -324,19 +384,46 @@ def test_a_sink_that_is_one_vector_counts_once_and_has_no_interval() -> None:
     for row in rows["surrogates"]:
         row["r2_sink"] = 0.2 if row["layer"] == 0 else 0.99
     results = make_results(rows)
-    assert findings.sinks(results) == (
-        "All sinks are one and the same vector, and count once: the linear map, fitted without it, explains "
-        "it worse than the other tokens in 1 of 2 layers"
+    assert sinks_findings.finding(results) == (
+        "All sinks are one and the same vector, and count once: by point estimates of R², the linear map, "
+        "fitted without it, explains it worse than the other tokens in 1 of 2 layers; those of the mean "
+        "error say otherwise in layer 0 on docs:python"
     )
     page_of_it = page.render(results)
     assert "[0.370, 0.370]" not in table(page_of_it, "table-sinks")
     assert "0.370" in table(page_of_it, "table-sinks")
     for row in rows["needs"]:  # a store without BOS: its sinks differ from one another
         row["sd"] = 0.1 if row["store"] == "b" else row["sd"]
-    assert findings.sinks(make_results(rows)) == (
-        "The linear map, fitted without the sinks, explains them worse than the other tokens in 2 of 4 pairs "
-        "of layer and store (where all are one and the same vector, they count once)"
+    assert sinks_findings.finding(make_results(rows)).startswith(
+        "By point estimates of R², the linear map, fitted without the sinks, explains them worse than the "
+        "other tokens in 2 of 4 pairs of layer and store (where all are one and the same vector, they count "
+        "once)"
     )
+
+
+@pytest.mark.parametrize(
+    ("r2", "sink", "words"),
+    [
+        ((-5.0, -3.0), (0.9, 0.8), "in both layers"),
+        ((-5.0, -3.0), (0.9, 0.2), "in both layers; those of the mean error say otherwise in layer 1"),
+        ((0.99, 0.99), (0.9, 0.2), "in none of 2 layers; those of the mean error say otherwise in layer 0"),
+        ((-5.0, -3.0), (0.2, 0.2), "in both layers; those of the mean error say otherwise in layers 0 and 1"),
+        ((-5.0, -3.0), (None, None), "in both layers"),
+    ],
+)
+def test_where_r2_and_the_mean_error_of_sinks_disagree_is_said(
+    r2: tuple[float, ...], sink: tuple[float | None, ...], words: str
+) -> None:
+    rows = make_tables(("only",), n_layers=2)
+    for row in rows["needs"]:
+        row["mean"] = sink[int(str(row["layer"]))] if row["population"] == "sink" else 0.5
+    for row in rows["surrogates"]:
+        row["r2_sink"] = r2[int(str(row["layer"]))]
+    said = sinks_findings.finding(make_results(rows))
+    assert said.startswith(
+        "By point estimates of R², the linear map, fitted without the sinks, explains them"
+    )
+    assert said.endswith(f" worse than the other tokens {words}")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -404,6 +491,13 @@ def test_the_columns_read_are_those_that_fit_writes() -> None:
 
     for name, columns in COLUMNS.items():
         assert set(columns) <= set(SCHEMAS[name].names)
+
+
+def test_documents_of_the_corpus_and_those_that_rows_were_taken_from_are_told_apart(document: str) -> None:
+    assert "912 documents in 640 groups of near-duplicates; rows from 256 fit and 255 test groups" in table(
+        document, "table-harvest"
+    )
+    assert "counts by the two may differ" in document
 
 
 def test_the_proof_is_told_in_words_with_its_limits() -> None:

@@ -110,6 +110,24 @@ def test_powers_of_ten(value: float | None, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("some", "n", "shown"),
+    [(0, 3, "none of 3 layers"), (2, 3, "2 of 3 layers"), (3, 3, "all 3 layers"), (2, 2, "both layers"),
+     (1, 1, "1 of 1 layer"), (0, 2, "none of 2 layers")],
+)  # fmt: skip
+def test_counts_out_of_some(some: int, n: int, shown: str) -> None:
+    assert text.out_of(some, n, "layers") == shown
+    assert text.every(1, "layers") == "the one layer"
+    assert (text.every(2), text.out_of(4, 4)) == ("both", "all 4")
+
+
+def test_an_estimate_has_its_interval_and_its_unit_once() -> None:
+    assert text.estimate(text.change, 7.99, 6.64, 9.35) == "+7.99 [6.64, 9.35]\xa0%"
+    assert text.estimate(text.percent, 0.1, 0.05, 0.2) == "10.0 [5.0, 20.0]\xa0%"
+    assert text.estimate(text.number, 0.5, 0.4, 0.6) == "0.500 [0.400, 0.600]"
+    assert text.estimate(text.percent, 0.1, None, 0.2) == "10.0\xa0%"
+
+
+@pytest.mark.parametrize(
     ("numbers", "shown"),
     [
         ([3], "layer 3"),

@@ -115,7 +115,9 @@ def test_models_without_a_corpus_in_common_are_drawn_in_one_panel() -> None:
     moved = second.harvest.with_columns(corpus=pl.lit("text:mine"))
     studies = [first, dataclasses.replace(second, harvest=moved)]
     assert models_section._shared(studies) == []
-    assert "each on the corpus that it was fitted on" in models_section.render(studies, ["one", "two"])
+    assert models_section.finding(studies, ["one", "two"]) == (
+        "The models' medians over layers do not compare: each was fitted on a corpus of its own"
+    )
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -177,8 +179,8 @@ def test_the_answer_on_many_corpora_is_two_short_paragraphs() -> None:
                  d0="too few documents", d1="too few documents", d2="too few documents")  # fmt: skip
     home, away = overview.paragraphs(found)
     assert home[0] == "On docs:python (a), where the maps were fitted,"
-    assert home[1].startswith("1 of 3 MLPs is nearly linear: layer 2 is the most linear: R²\xa00.700 [")
-    assert "layer 0 the least: R²\xa00.500 [" in home[1]
+    assert home[1].startswith("1 of 3 MLPs is nearly linear. Layer 2 is the most linear: R²\xa00.700 [")
+    assert "layer 0 is the least linear: R²\xa00.500 [" in home[1]
     assert away[0] == "Moved to 4 other corpora,"
     assert away[1].startswith(
         "the same maps of docs:python (a) are scored again: R² ≥ 0.9 is kept in 1 of 3 layers on "
@@ -215,9 +217,58 @@ def test_a_corpus_that_the_maps_moved_to_is_not_where_models_are_compared() -> N
     assert models_section._shared(swapped)[0] == "docs:scientific"
     assert "on docs:scientific, where the maps were fitted" in models_section.finding(swapped, ["one", "two"])
     mixed = [swapped[0], studies[1]]
-    assert models_section.finding(mixed, ["one", "two"]).endswith("on docs:python (maps moved there: one)")
+    assert models_section.finding(mixed, ["one", "two"]) == (
+        "The models' medians over layers do not compare: the maps of one were not fitted on docs:python"
+    )
     shown = table(models_section.render(swapped, ["one", "two"]), "table-models")
     assert shown.count("fitted here") == shown.count("moved here") == 2
+
+
+def test_medians_over_a_selection_of_layers_do_not_compare_and_say_over_how_many_they_are() -> None:
+    whole, part = results_of("one", 4, ("a",), measured=True), results_of("two", 6, ("a",), measured=True)
+    costs = part.tables["interventions"].filter(pl.col("layer").is_in([0, 3]))
+    few = part.surrogates.filter(pl.col("layer").is_in([0, 1, 3]))
+    part = dataclasses.replace(part, surrogates=few, tables={**part.tables, "interventions": costs})
+    assert models_section.finding([whole, part], ["one", "two"]) == (
+        "The models' medians over layers do not compare: 3 of 6 layers were looked at in two"
+    )
+    rows = models_section.rows([whole, part], ["one", "two"])
+    assert [(row["layers"], row["n_layers"]) for row in rows] == [(4, 4), (3, 6)]
+    assert [(row["auc_layers"], row["cost_layers"]) for row in rows] == [(4, 4), (6, 2)]
+    said = models_section.finding([whole, results_of("two", 6, ("a",))], ["one", "two"])
+    assert re.fullmatch(
+        r"The median of all layers has an R² of 0\.\d{3} in one and 0\.\d{3} in two, on docs:python, where "
+        r"the maps were fitted",
+        said,
+    )
+
+
+def test_up_to_three_corpora_have_a_clause_each() -> None:
+    found = five(a0="supported", b0="supported", b1="supported", b2="cannot tell")
+    three = found.surrogates.filter(pl.col("series") < 3)
+    assert verdicts.by_store(found, three) == (
+        "in 1 of 3 layers on docs:python (a) (not supported in 2), 2 of 3 on docs:scientific (b) (cannot "
+        "tell in 1) and none of 3 on docs:stdlib (not supported in 3)"
+    )
+
+
+def test_values_that_read_the_same_are_said_once() -> None:
+    found = five()
+    assert verdicts.by_store(found, found.surrogates.filter(pl.col("series") < 3)) == (
+        "in none of 3 layers on each of 3 corpora (not supported in 3)"
+    )
+    same = [(0.5, "3 of 6", "a"), (0.5, "3 of 6", "b"), (0.5, "3 of 6", "c")]
+    assert findings.over_stores(same) == "3 of 6 on each of 3 corpora"
+    assert findings.over_stores([*same[:2], (1.0, "all 6", "c")]) == "3 of 6 on a, 3 of 6 on b and all 6 on c"
+    flat = found.surrogates.with_columns(r2_test=0.0821 + 0.0001 * pl.col("layer"))
+    ends = ("r2_sim_lo", "r2_sim_hi")
+    two = flat.filter((pl.col("series") == 0) & (pl.col("layer") < 2))
+    assert findings.from_to(two, "r2_test", text.number) == "0.082 in both layers"
+    assert findings.from_to(two, "r2_test", text.number, ends) == "0.082 [0.485, 0.614] in both layers"
+    assert findings.ranges(found, flat, "r2_test", text.number) == "0.082 in all 15 cases, over 5 corpora"
+    assert findings.ranges(found, flat.filter(pl.col("series") == 1), "r2_test", text.number) == (
+        "0.082 in all 3 layers on docs:scientific (b)"
+    )
 
 
 def test_counts_over_many_corpora_give_the_ends_and_what_is_open() -> None:

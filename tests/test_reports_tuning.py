@@ -172,6 +172,16 @@ def test_the_section_claims_what_its_verdicts_allow(stores: tuple[str, ...]) -> 
             assert number in shown
 
 
+def test_tokens_are_exact_only_where_all_seeds_saw_as_many() -> None:
+    """Windows are drawn by seed: arms of one seed see the same, other seeds see others."""
+    rows = everything(stores=("only",))
+    for row in rows["finetune_summary"]:
+        row["tokens_seen"] = (999, 578)[row["seed"]]
+    assert tuning_section.claim(make_results(rows)).startswith(
+        "After the same windows of each seed (788 tokens on average, 578 to 999), linear against "
+    )
+
+
 FALLING = "; the test loss of linear was still falling at its last points"
 
 
