@@ -48,7 +48,7 @@ def claim(results: Results) -> str:
     return (
         f"After the same {_seen(mine['tokens_seen'].to_list())}, {arm} against {other}: "
         f"{text.listing(found)}, over {seeds} {'seed' if seeds == 1 else 'seeds'}"
-        f"{_unfinished(results, chosen[0])}"
+        f"{_unfinished(results, chosen[0])}{_at_an_end(results, chosen)}"
     )
 
 
@@ -81,6 +81,24 @@ def _unfinished(results: Results, arm: str) -> str:
         f"; the test loss of {text.name(arm, 24)} was still falling at its last points{on}, so that more "
         "tokens may change this"
     )
+
+
+def _at_an_end(results: Results, arms: Sequence[str]) -> str:
+    """Says so where the best learning rate of an arm is the largest or smallest of several: another one may
+    be better yet, and a control that is not at its best flatters what is compared with it.
+    """
+    rows = results.tables["finetune"].filter(pl.col("phase") == 1, pl.col("arm") != "base")
+    said = []
+    for arm in arms:
+        of = rows.filter(pl.col("arm") == arm)
+        tried, best = of["learning_rate"].unique().sort(), of.filter("chosen")["learning_rate"].unique()
+        if len(tried) > 1 and len(best) == 1 and best[0] in (tried[0], tried[-1]):
+            end, more = ("largest", "a larger") if best[0] == tried[-1] else ("smallest", "a smaller")
+            said.append(
+                f"; {text.name(arm, 24)} was best at the {end} learning rate tried ({best[0]:g}), and {more} "
+                "one may be better"
+            )
+    return "".join(said)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

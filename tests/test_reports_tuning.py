@@ -110,6 +110,34 @@ def everything(verdict: str = VERDICT, stores: tuple[str, ...] = STORES) -> dict
     return {**make_tables(stores, n_layers=2), **tables}
 
 
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ((), ""),
+        ((3e-5, 3e-4), ""),
+        (
+            (3e-5,),
+            "control_matched was best at the largest learning rate tried (0.0001), and a larger one may",
+        ),
+        (
+            (3e-4,),
+            "control_matched was best at the smallest learning rate tried (0.0001), and a smaller one may",
+        ),
+    ],
+)
+def test_a_rate_at_an_end_of_those_tried_is_said(others: tuple[float, ...], words: str) -> None:
+    rows = everything()
+    for rate in others:
+        rows["finetune"] += [
+            row | {"learning_rate": rate, "chosen": False, "nll": 5.0}
+            for row in rows["finetune"]
+            if row["arm"] == "control_matched" and row["chosen"] and row["seed"] == 0
+        ]
+    said = tuning_section.claim(make_results(rows))
+    assert ("learning rate" in said) == bool(words)
+    assert words in said
+
+
 def times() -> list[dict[str, Any]]:
     """Seconds of the model and of what stands in."""
     return [
