@@ -128,7 +128,8 @@ def _common(each: list[tuple[int, pl.DataFrame]]) -> str:
     kept = [set(frame.filter(pl.col("verdict") == "supported")["layer"]) for frame in judged]
     common = sorted(set.intersection(*kept)) if kept else []
     every = " on every one with enough documents" if len(judged) > 1 else ""
-    return f": {text.layers(common)}{every}" if common else ""
+    keep = "keeps" if len(common) == 1 else "keep"
+    return f"; {text.layers(common)} {keep} it{every}" if common else ""
 
 
 def single_tokens(results: Results, series: int) -> str:

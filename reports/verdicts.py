@@ -77,13 +77,21 @@ def families(rows: Sequence[tuple[str, pl.DataFrame]], what: str = "corpora") ->
         return f"in {_spread(there, what)}"
     if len(there) > 2 and len({in_layers(frame) for _, frame in there}) == 1:
         return f"in {in_layers(there[0][1], f' on each of {len(there)} {what}')}"
+    silent = [where.removeprefix(" ") for where, frame in there if _is_silent(frame)]
+    if 0 < len(silent) < len(there):
+        judged = [(where, frame) for where, frame in there if not _is_silent(frame)]
+        return f"{families(judged, what)}, too few documents {text.listing(silent)}"
     parts = [in_layers(frame, where, again=at > 0) for at, (where, frame) in enumerate(there)]
     return f"in {text.listing(parts)}"
 
 
+def _is_silent(rows: pl.DataFrame) -> bool:
+    return set(rows["verdict"]) == {"too few documents"}
+
+
 def _spread(rows: Sequence[tuple[str, pl.DataFrame]], what: str) -> str:
     """`7 of 30 layers on docs:stdlib to 14 of 30 on docs:python (of 90 cases, cannot tell in 12)`."""
-    judged = [(where, frame) for where, frame in rows if set(frame["verdict"]) != {"too few documents"}]
+    judged = [(where, frame) for where, frame in rows if not _is_silent(frame)]
     if not judged:
         return f"an unknown number of layers on {len(rows)} {what} (too few documents)"
     found = [verdict for _, frame in judged for verdict in frame["verdict"].to_list()]

@@ -185,18 +185,31 @@ def test_the_answer_on_many_corpora_is_two_short_paragraphs() -> None:
     assert away[1].startswith(
         "the same maps of docs:python (a) are scored again: R² ≥ 0.9 is kept in 1 of 3 layers on "
         "docs:stdlib to 2 of 3 on docs:scientific (b) (of 9 cases, not supported in 5; too few documents "
-        "on 1 of 4 corpora): layer 2 on every one with enough documents. By point estimate R²\xa0goes from "
-        "0.510 ["
+        "on 1 of 4 corpora); layer 2 keeps it on every one with enough documents. By point estimate "
+        "R²\xa0goes from 0.510 ["
     )
     assert len(away[1]) < 500
     assert plain(page.answers(found)).split() == " ".join([*home, *away]).split()
     assert page.render(found).count('<p class="answer">') == 2
 
 
+def test_corpora_with_too_few_documents_are_named_behind_the_others() -> None:
+    def of(verdicts_: str) -> pl.DataFrame:
+        words = {"s": "supported", "n": "not supported", "f": "too few documents"}
+        return pl.DataFrame({"verdict": [words[letter] for letter in verdicts_]})
+
+    found = verdicts.families([(" on a", of("ssn")), (" on b", of("fff")), (" on c", of("sss"))])
+    assert found == "in 2 of 3 layers on a (not supported in 1) and all 3 on c, too few documents on b"
+    found = verdicts.families([(" on a", of("ff")), (" on b", of("ff")), (" on c", of("sn"))])
+    assert found == "in 1 of 2 layers on c (not supported in 1), too few documents on a and on b"
+    found = verdicts.families([(" on a", of("ff")), (" on b", of("ff"))])
+    assert found.startswith("in an unknown number of 2 layers on a (too few documents in 2) and an unknown")
+
+
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        ("supported", "kept in all 3 layers on each of 4 corpora: layers 0–2 on every one"),
+        ("supported", "kept in all 3 layers on each of 4 corpora; layers 0–2 keep it on every one"),
         ("not supported", "kept in none of 3 layers on any of 4 corpora (of 12 cases, not supported in 12)."),
         ("cannot tell", "kept in none of 3 layers for sure on any of 4 corpora"),
         ("too few documents", "kept in an unknown number of layers on 4 corpora (too few documents)."),
