@@ -13,12 +13,11 @@ from pathlib import Path
 
 import vl_convert
 
-from ..store import durable
 from . import svg, text
 from .chart_style import WIDE, colour_of, shape_of
 from .figure import SYMBOLS
 from .gathered import Drawn, Gathered
-from .table_files import CAPTIONS
+from .replaced import CAPTIONS
 
 SCALE = 2.0
 """Pixels of a PNG for one of the page."""
@@ -30,20 +29,19 @@ _RESOURCES = re.compile(rb"(?:\n +/[a-z]+\d+ \d+ 0 R){2,}")
 _FONT = "Helvetica Neue, Liberation Sans, DejaVu Sans, Arial, sans-serif"
 
 
-def write(pages: Sequence[Gathered], folder: Path) -> list[Path]:
-    """The figures of these pages below `folder`; of several studies, each in a folder of its own."""
+def drawn(pages: Sequence[Gathered], folder: Path) -> dict[Path, bytes]:
+    """The figures of these pages as files below `folder`; of several studies, each in a folder of its own."""
     files: dict[Path, bytes] = {}
     for page in pages:
         place = folder / page.tag if page.tag else folder
         lines = [f"{one.key}: {one.finding}. {_words(one.how)}" for one in page.figures]
         files[place / CAPTIONS] = "".join(f"{line}\n" for line in lines).encode()
         for one in page.figures:
-            drawn = alone(one)
-            files[place / f"{one.key}.svg"] = drawn.encode()
-            files[place / f"{one.key}.png"] = vl_convert.svg_to_png(drawn, scale=SCALE)
-            files[place / f"{one.key}.pdf"] = _settled(vl_convert.svg_to_pdf(drawn))
-    durable.write_files((path, [content]) for path, content in files.items())
-    return list(files)
+            picture = alone(one)
+            files[place / f"{one.key}.svg"] = picture.encode()
+            files[place / f"{one.key}.png"] = vl_convert.svg_to_png(picture, scale=SCALE)
+            files[place / f"{one.key}.pdf"] = _settled(vl_convert.svg_to_pdf(picture))
+    return files
 
 
 def alone(figure: Drawn) -> str:

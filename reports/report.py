@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..store import Study, UsageError, durable
-from . import figure_files, gathered, page, results, table_files, together
+from . import figure_files, gathered, page, replaced, results, table_files, together
 
 PAGE = "report.html"
 STEP = "report"
@@ -36,7 +36,8 @@ def report(
 ) -> Path:
     """Write the page of a study, or of several, to `out`: a file, or a folder for `report.html`. By default
     that of one study stands in the study, that of several in the current folder. `tables` and `figures` are
-    folders for what stands on it, tables in `format`: csv, parquet or latex.
+    folders for what stands on it, tables in `format`: csv, parquet or latex. Only what a report wrote is
+    replaced.
     """
     return write(study_path, out, tables=tables, figures=figures, format=format).page
 
@@ -54,20 +55,25 @@ def write(
     folders = {"tables": tables, "figures": figures}
     places = {name: Path(folder) for name, folder in folders.items() if folder is not None}
     _check(studies, places, format)
-    found = [results.read(study) for study in studies]
     target = (studies[0] / PAGE if len(studies) == 1 else Path(PAGE)) if out is None else Path(out)
     if target.is_dir():
         target = target / PAGE
+    found = [results.read(study) for study in studies]
+    replaced.check_page(target)
     document, pages = _rendered(found)
+    files = {
+        "tables": table_files.drawn(pages, places["tables"], format) if "tables" in places else {},
+        "figures": figure_files.drawn(pages, places["figures"]) if "figures" in places else {},
+    }
+    for name, written in files.items():
+        replaced.check_files(written, name)
     durable.write_file(target, document.encode("utf-8"))
+    for written in files.values():
+        durable.write_files((path, [content]) for path, content in written.items())
     if out is None and len(studies) == 1:
         opened = Study.open(studies[0])
         opened.record_step(STEP, inputs=_inputs(opened), settings=_settings(), outputs=[PAGE], facts={})
-    return Written(
-        target,
-        table_files.write(pages, places["tables"], format) if "tables" in places else [],
-        figure_files.write(pages, places["figures"]) if "figures" in places else [],
-    )
+    return Written(target, list(files["tables"]), list(files["figures"]))
 
 
 def _check(studies: Sequence[Path], places: dict[str, Path], form: str) -> None:

@@ -17,12 +17,12 @@ from typing import Any, Final
 import polars as pl
 import pyarrow.parquet as pq
 
-from ..store import UsageError, durable
+from ..store import UsageError
 from .gathered import Gathered, Shown
+from .replaced import CAPTIONS
 from .tables import Column
 
 FORMATS: Final = ("csv", "parquet", "latex")
-CAPTIONS = "captions.txt"
 PART = "part"
 """The column of what heads runs of rows on the page: mostly the corpus."""
 _SUFFIX = {"csv": "csv", "parquet": "parquet", "latex": "tex"}
@@ -44,8 +44,8 @@ _POWER = re.compile(r"[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]{2,}|[⁻⁰¹³⁴⁵⁶�
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
-def write(pages: Sequence[Gathered], folder: Path, form: str) -> list[Path]:
-    """The tables of these pages below `folder`; of several studies, each in a folder of its own."""
+def drawn(pages: Sequence[Gathered], folder: Path, form: str) -> dict[Path, bytes]:
+    """The tables of these pages as files below `folder`; of several studies, each in a folder of its own."""
     if form not in FORMATS:
         raise UsageError(f"format {form!r}: tables are written as {', '.join(FORMATS)}")
     files: dict[Path, bytes] = {}
@@ -55,8 +55,7 @@ def write(pages: Sequence[Gathered], folder: Path, form: str) -> list[Path]:
         files[place / CAPTIONS] = "".join(f"{line}\n" for line in lines).encode()
         for one in page.tables:
             files[place / f"{_name(one)}.{_SUFFIX[form]}"] = _WRITERS[form](one)
-    durable.write_files((path, [content]) for path, content in files.items())
-    return list(files)
+    return files
 
 
 def stored(table: Shown) -> dict[str, list[Any]]:

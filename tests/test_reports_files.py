@@ -16,7 +16,7 @@ from nearline.reports import figure_files, gathered, page, report, table_files, 
 from nearline.reports.report import write
 from nearline.reports.results import read
 from nearline.reports.tables import Column, between, house, value
-from nearline.store import UsageError
+from nearline.store import UsageError, durable
 
 STORES = ("a", "b")
 
@@ -127,8 +127,8 @@ def test_latex_escapes_what_latex_would_read(tmp_path: Path) -> None:
     ]
     _, kept = shown(rows, columns, group=lambda row: "docs:a_b")
     page_of = gathered.Gathered(tables=[kept])
-    (path,) = [one for one in table_files.write([page_of], tmp_path, "latex") if one.suffix == ".tex"]
-    body = path.read_text(encoding="utf-8")
+    found = table_files.drawn([page_of], tmp_path, "latex")
+    (body,) = [content.decode() for path, content in found.items() if path.suffix == ".tex"]
     assert (
         r"50 \% of a\_b \& \{x\} \textbackslash{}input\{y\} \textasciitilde{}\textasciicircum{}\#\$ $\bullet$"
         in body
@@ -153,7 +153,10 @@ def test_stored_words_stay_one_cell_and_no_formula(tmp_path: Path) -> None:
     words = [*HOSTILE, '=HYPERLINK("http://evil.example")', 'a,b\n"c"', "@x", "\ud800"]
     _, kept = shown([{"name": one} for one in words], [Column("name", value("name", str), number=False)])
     for form in table_files.FORMATS:
-        table_files.write([gathered.Gathered(tables=[kept])], tmp_path, form)
+        durable.write_files(
+            (path, [content])
+            for path, content in table_files.drawn([gathered.Gathered(tables=[kept])], tmp_path, form).items()
+        )
     with (tmp_path / "x.csv").open(encoding="utf-8", newline="") as file:
         cells = [row[0] for row in csv.reader(file)]
     assert len(cells) == len(words) + 1
@@ -168,18 +171,16 @@ def test_every_figure_is_a_picture_of_its_own(tmp_path: Path) -> None:
         document = page.render(results)
     kept.figures[:] = kept.figures[:2]
     assert [one.key for one in kept.figures] == re.findall(r'<figure id="figure-(\w+)"', document)[:2]
-    for folder in ("one", "two"):
-        figure_files.write([kept], tmp_path / folder)
-    assert content(tmp_path / "one") == content(tmp_path / "two")
-    drawn = ElementTree.fromstring((tmp_path / "one" / "r2.svg").read_bytes())
+    one, two = (figure_files.drawn([kept], tmp_path) for _ in range(2))
+    assert one == two
+    files = {path.name: content for path, content in one.items()}
+    drawn = ElementTree.fromstring(files["r2.svg"])
     words = ["".join(part.itertext()) for part in drawn.iter() if part.tag.endswith("text")]
     assert {"docs:python", "docs:scientific", "R² on test rows [1]"} <= set(words)
-    assert b"var(" not in (tmp_path / "one" / "r2.svg").read_bytes()
-    assert (tmp_path / "one" / "r2.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "one" / "r2.pdf").read_bytes().startswith(b"%PDF")
-    assert "r2: Where it was fitted, one linear map" in (tmp_path / "one" / "captions.txt").read_text(
-        encoding="utf-8"
-    )
+    assert b"var(" not in files["r2.svg"]
+    assert files["r2.png"].startswith(b"\x89PNG")
+    assert files["r2.pdf"].startswith(b"%PDF")
+    assert "r2: Where it was fitted, one linear map" in files["captions.txt"].decode()
 
 
 @pytest.mark.parametrize(
@@ -203,3 +204,87 @@ def test_what_cannot_be_written_is_refused_before_anything_is(
         write(study, tmp_path / "page.html", **named)  # type: ignore[arg-type]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"kept"
+
+
+FOREIGN = {"study.toml": b"[[models]]\n", "page.html": b"<!doctype html>\n<html><head></head></html>\n"}
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_page_replaces_no_file_of_somebody_else(study: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    target.write_bytes(FOREIGN[name])
+    with pytest.raises(
+        UsageError, match=rf"{name} is there already, and is no report of nearline: name anot"
+    ):
+        report(study, target)
+    assert content(tmp_path) == {name: FOREIGN[name]}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_gets_its_page_beside_what_is_there_and_not_over_it(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"report\.html is there already"):
+        report(study, tmp_path)
+    assert content(tmp_path) == {"report.html": b"mine"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_page_replaces_one_of_ours(study: Path, tmp_path: Path, document: str) -> None:
+    """An older one, which names no generator, and an empty file too."""
+    mark = '<meta name="generator" content="nearline">\n'
+    assert mark in document[:1024]
+    older = document.replace(mark, "")
+    for before in (document, older, ""):
+        (tmp_path / "page.html").write_text(before, encoding="utf-8")
+        assert report(study, tmp_path / "page.html").read_text(encoding="utf-8") == document
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_several_studies_on_one_page_replace_one_of_ours_only(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_study(tmp_path / "other", make_tables(STORES, n_layers=3))
+    monkeypatch.chdir(tmp_path)
+    assert report([study, other]) == report([study, other])
+    Path("report.html").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"report\.html is there already"):
+        report([study, other])
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("captions", [None, b"Figure 1: a cat\n", b"cat: on a mat\n"])
+@pytest.mark.parametrize("what", ["tables", "figures"])
+def test_tables_and_figures_replace_no_file_of_somebody_else(
+    study: Path, tmp_path: Path, what: str, captions: bytes | None
+) -> None:
+    folder = tmp_path / what
+    folder.mkdir()
+    mine = {"tables": "surrogates.csv", "figures": "r2.svg"}[what]
+    before = {mine: b"mine"} | ({} if captions is None else {"captions.txt": captions})
+    for name, text in before.items():
+        (folder / name).write_bytes(text)
+    with pytest.raises(UsageError, match=rf"--{what} .*{what}: holds .*{mine}, not written by a report"):
+        write(study, tmp_path / "page.html", **{what: folder})
+    assert content(folder) == before
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_tables_are_not_written_over_those_of_the_study(study: Path, tmp_path: Path) -> None:
+    before = content(study / "tables")
+    with pytest.raises(UsageError, match="name a new or an empty folder"):
+        write(study, tmp_path / "page.html", tables=study / "tables", format="parquet")
+    assert content(study / "tables") == before
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_tables_and_figures_replace_those_of_an_earlier_report(study: Path, tmp_path: Path) -> None:
+    places = {"tables": tmp_path / "t", "figures": tmp_path / "f"}
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "notes.txt").write_bytes(b"stays")  # no name of ours
+    write(study, tmp_path / "page.html", **places)
+    first = {name: content(place) for name, place in places.items()}
+    (tmp_path / "t" / "surrogates.csv").write_bytes(b"edited")
+    write(study, tmp_path / "page.html", **places)
+    assert {name: content(place) for name, place in places.items()} == first

@@ -92,7 +92,7 @@ def report(
         Studies that have been fitted. Several share one page, in this order.
     out
         Where to write the page; default: report.html inside the study, of several studies in the
-        current folder.
+        current folder. What is no report is not replaced, nor are files of others in the folders below.
     tables
         A folder for every table of the page as a file, with all rows and digits.
     figures
