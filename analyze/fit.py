@@ -109,7 +109,8 @@ def fit_is_current(study_path: str | Path, stores: StorePaths, settings: FitSett
 def open_study(path: str | Path) -> Study:
     """The study at `path`, new or existing."""
     folder = Path(path)
-    return Study.open(folder) if folder.exists() and any(folder.iterdir()) else Study.create(folder)
+    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    return Study.open(folder) if taken else Study.create(folder)
 
 
 def _evaluate(request: Request) -> dict[str, Evaluated]:

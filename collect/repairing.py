@@ -17,6 +17,7 @@ from typing import Any
 from ..store import durable
 from ..store.attributes import Attributes
 from ..store.errors import DamageError, UsageError
+from ..store.finding import check_there, store_folder
 from ..store.folder import (
     GROUP,
     PLAN,
@@ -24,7 +25,6 @@ from ..store.folder import (
     parse_group,
     parse_plan,
     show_numbers,
-    store_folder,
 )
 from ..store.manifest import MANIFEST, SEALED, FileRecord, Manifest
 from ..store.own import check_links
@@ -72,6 +72,7 @@ def repair(
 ) -> Repaired:
     """Find the damage of a sealed store and undo it. `model` and `corpus`: where they are now; default: as
     the store names them."""
+    check_there(store)
     folder = store_folder(store)
     check_links(folder)  # what lies in the scratch folder is removed
     with only_one(folder, Ranks()):

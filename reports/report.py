@@ -58,8 +58,8 @@ def write(
     target = (studies[0] / PAGE if len(studies) == 1 else Path(PAGE)) if out is None else Path(out)
     if target.is_dir():
         target = target / PAGE
-    found = [results.read(study) for study in studies]
     replaced.check_page(target)
+    found = [results.read(study) for study in studies]
     document, pages = _rendered(found)
     files = {
         "tables": table_files.drawn(pages, places["tables"], format) if "tables" in places else {},

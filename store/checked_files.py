@@ -16,6 +16,7 @@ import numpy as np
 from .attributes import Attributes
 from .chunks import read_chunk
 from .errors import DamageError, IncompleteError, StoreNotSealed
+from .finding import store_place
 from .folder import (
     GROUP,
     PLAN,
@@ -26,7 +27,6 @@ from .folder import (
     parse_whole,
     read_small,
     specs_of,
-    store_place,
 )
 from .incomplete import incomplete_copy
 from .manifest import MANIFEST, Manifest, read_sealed_manifest

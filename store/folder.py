@@ -12,13 +12,12 @@ from blake3 import blake3
 
 from .attributes import Attributes, PlanFacts, parse_attributes
 from .dtypes import array_name
-from .errors import DamageError, FormatError, IncompleteError, StoreNotFound
+from .errors import DamageError, FormatError, IncompleteError
 from .layout import AFFINE, block_arrays, whole_form
 from .manifest import MANIFEST, PULLING, PUSHING, SEALED, Manifest
 from .metadata import MAX_CHUNK_BYTES, ArraySpec, group_json, largest_object, parse_array
-from .names import typed
 from .parsing import MAX_JSON_BYTES, get_object, parse_json, readable
-from .places import LocalPlace, Place, parent_of, place_of
+from .places import Place, place_of
 from .plan import Plan
 from .records import FOLDER, BlockRecord, parse_record, record_name
 
@@ -34,46 +33,6 @@ WHOLE_ARRAYS = ("layer", *AFFINE, "position_embedding")
 
 
 Where = str | Path | Place  # a path, a URL, or a place already opened
-
-
-def store_place(where: Where) -> Place:
-    """The place of a store, from itself or from its activations.zarr; StoreNotFound when there is none."""
-    place = place_of(where)
-    if isinstance(place, LocalPlace):
-        return LocalPlace(store_folder(place.path))
-    if any(place.size(name) is not None for name in SIGNS):
-        return place
-    if place.size(MOMENTS) is not None:
-        raise no_store(place)
-    if place.url.rstrip("/").endswith(f"/{GROUP}"):
-        return store_place(parent_of(place))
-    place.list(f"{FOLDER}/")  # of a bucket that does not exist every file is absent; a listing says so
-    raise no_store(place)
-
-
-def store_folder(path: str | Path) -> Path:
-    """The store's folder, from itself or from its activations.zarr; StoreNotFound when there is none."""
-    folder = Path(path)
-    if folder.name == GROUP and not (folder / GROUP).exists():
-        folder = folder.parent
-    if not any((folder / name).exists() for name in (*SIGNS, GROUP)):
-        raise no_store(LocalPlace(folder))
-    return folder
-
-
-def no_store(place: Place) -> StoreNotFound:
-    """What to say of a place where no store is."""
-    if isinstance(place, LocalPlace) and not place.path.exists():
-        again = f"`nearline collect MODEL CORPUS {typed(place.path)}` makes a store"
-        return StoreNotFound(f"{place.url} does not exist; {again}")
-    if isinstance(place, LocalPlace) and not place.path.is_dir():
-        return StoreNotFound(f"{place.url} is a file, not a store; a store is a folder")
-    if place.size(MOMENTS) is not None:
-        return StoreNotFound(
-            f"{place.url} holds moments only, no rows that could be read, checked or sent as a store's; "
-            f"`nearline fit STUDY NAME={place.url} STORE` fits surrogates on it and evaluates them on STORE"
-        )
-    return StoreNotFound(f"{place.url} is not a nearline store: it holds neither {PLAN} nor {GROUP}")
 
 
 def read_small(where: Where, name: str, manifest: Manifest | None = None) -> bytes:

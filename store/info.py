@@ -9,6 +9,7 @@ from typing import Any
 
 from .attributes import Attributes
 from .dtypes import GRADIENT
+from .finding import store_place
 from .folder import (
     GROUP,
     PLAN,
@@ -20,7 +21,6 @@ from .folder import (
     read_small,
     show_numbers,
     specs_of,
-    store_place,
 )
 from .incomplete import begun_copy
 from .layout import CRC_BYTES

@@ -15,6 +15,7 @@ from .attributes import Attributes
 from .card import card
 from .disk import sync_folders
 from .errors import DamageError, MissingChunk, StoreNotSealed
+from .finding import check_there, store_folder
 from .folder import (
     CARD,
     DOCUMENTS,
@@ -33,7 +34,6 @@ from .folder import (
     read_small,
     show_numbers,
     specs_of,
-    store_folder,
 )
 from .incomplete import begun_copy
 from .manifest import MANIFEST, SEALED, FileRecord, Manifest, seal_bytes
@@ -59,6 +59,7 @@ def seal(
     seal, which is repaired where the rest vouches for it. A copy in the making is refused, for what has not
     arrived yet would be left out, unless the caller says that it has made the copy (`own_copy`).
     """
+    check_there(path)
     folder = store_folder(path)
     sealed = (folder / SEALED).exists()
     if not sealed and not own_copy and (unfinished := begun_copy(LocalPlace(folder))) is not None:

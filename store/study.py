@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from . import durable
-from .errors import IncompleteError, NearlineError, UsageError
-from .names import printable, typed
+from .errors import NearlineError
+from .finding import is_study, no_study
+from .names import printable
 from .parsing import readable
 from .places import scheme_of
 from .records import check_key
@@ -44,7 +45,7 @@ class Study(StudyLayout):
     @classmethod
     def create(cls, path: str | Path) -> "Study":
         """Begin a study in a new or empty folder; one that exists is opened."""
-        if (Path(path) / SETTINGS).exists():
+        if is_study(Path(path)):
             return cls.open(path)
         folder = durable.claim_folder(Path(path))
         durable.write_file(folder / PROVENANCE, readable({"schema": 1, "steps": {}}))
@@ -54,12 +55,8 @@ class Study(StudyLayout):
     @classmethod
     def open(cls, path: str | Path) -> "Study":
         folder = Path(path)
-        if not folder.is_dir():
-            raise IncompleteError(
-                f"{folder} does not exist; `nearline fit {typed(folder)} STORE` makes a study"
-            )
-        if not (folder / SETTINGS).exists():
-            raise UsageError(f"{folder} is not a study: it holds no {SETTINGS}")
+        if not is_study(folder):
+            raise no_study(folder)
         return cls(folder)
 
     # Settings and stores

@@ -19,7 +19,8 @@ from .bulk import BulkPlace, carry_bulk, prepare_bulk
 from .carrying import Meter, Moved, Piece, carry, settle, threads_for
 from .contents import Contents
 from .errors import DamageError, EnvironmentFault, UsageError
-from .folder import CARD, Where, store_folder
+from .finding import check_there, store_folder
+from .folder import CARD, Where
 from .incomplete import PULLING, PUSHING
 from .manifest import MANIFEST, read_seal
 from .marks import claim, create_settled, finish, read_or_none
@@ -42,6 +43,7 @@ def push(
 
     A remote store that lets two writers create one file is refused unless `allow_unsafe_create`.
     """
+    check_there(store)
     folder = store_folder(store)
     contents = Contents.of(Reader.open(folder))
     _check_present(contents)
@@ -68,6 +70,7 @@ def pull(
     `layers` ("4-9" or numbers), `sites`, `split` (names) and `tokens` (as many whole blocks as hold them)
     give a smaller store that is valid by itself and names its parent.
     """
+    check_there(source)
     reader = Reader.open(source)
     if any(choice is not None for choice in (layers, sites, split, tokens)):
         from .selection import choose, pull_selection

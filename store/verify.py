@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from .errors import UsageError
-from .folder import GROUP, no_store
+from .finding import check_there, no_store
+from .folder import GROUP
 from .places import LocalPlace, Place, parent_of, place_of
 from .progress import Progress, silent
 from .verify_blocks import BlockChecks
@@ -86,6 +87,7 @@ def _place(where: str | Path | Place) -> Place:
     if place.url.rstrip("/\\").endswith(GROUP) and place.size(f"{GROUP}/zarr.json") is None:
         place = parent_of(place)
     if isinstance(place, LocalPlace) and not place.path.is_dir():
+        check_there(where)
         raise no_store(place)
     return place
 

@@ -11,12 +11,12 @@ from typing import Any
 from blake3 import blake3
 
 from .errors import DamageError, FormatError, StoreNotFound
+from .finding import no_store
 from .folder import (
     DOCUMENTS,
     GROUP,
     PLAN,
     VOCABULARY,
-    no_store,
     parse_group,
     parse_plan,
     specs_of,

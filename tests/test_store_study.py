@@ -168,6 +168,20 @@ def test_create_opens_what_is_there_and_refuses_other_folders(tmp_path: Path) ->
         Study.open(tmp_path / "nothing")
 
 
+def test_a_settings_file_of_that_name_is_no_study(tmp_path: Path) -> None:
+    own = tmp_path / "study.toml"
+    own.write_text("[[models]]\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"no provenance\.json beside its study\.toml.*run .*study\.toml"):
+        Study.open(tmp_path)
+    with pytest.raises(UsageError, match="is not empty"):
+        Study.create(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"is a file; a study is a folder\. For a settings file: `nearline run"
+    ):
+        Study.open(own)
+    assert own.read_text(encoding="utf-8") == "[[models]]\n"
+
+
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a\nb", "a:b"])
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
     study = Study.create(tmp_path / "study")

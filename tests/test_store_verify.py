@@ -783,7 +783,8 @@ def test_no_store_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
             verify(path)
     (tmp_path / "run.sh").write_text("#!/bin/sh")
     for look in (verify, info, Reader.open):
-        with pytest.raises(StoreNotFound, match="nothing does not exist; `nearline collect"):
+        advice = ": check the path" if look is verify else "; `nearline collect"
+        with pytest.raises(StoreNotFound, match=f"nothing does not exist{advice}"):
             look(tmp_path / "nothing")
         with pytest.raises(StoreNotFound, match=r"run\.sh is a file, not a store"):
             look(tmp_path / "run.sh")

@@ -14,11 +14,12 @@ from helpers_mistakes import stock
 from helpers_sentences import assert_one_sentence
 from helpers_store import make_store
 from nearline.analyze.stores import parse_stores
-from nearline.store import durable
+from nearline.store import Study, durable
 from nearline.workflows.cli import run
 from nearline.workflows.quickstart import quickstart_study
 
 COLLECT = ["collect", "tiny-gpt2"]
+OWN_SETTINGS = '[[models]]\nmodel = "tiny-gpt2"\n[[corpora]]\ncorpus = "docs:python"\n'
 ROW = {"body": "a sentence of some length that is a document of its own. " * 4}
 
 
@@ -34,6 +35,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("broken.jsonl").write_text('{"text": "fine"}\n{"text": \n', encoding="utf-8")
     Path("bad.toml").write_text("tokns = 3\n", encoding="utf-8")
     Path("afile").write_text("x", encoding="utf-8")
+    Path("mine").mkdir()
+    Path("mine/study.toml").write_text(OWN_SETTINGS, encoding="utf-8")
+    Study.create("begun")
+    make_store(Path("astore"), n_tokens=300)
     return tmp_path
 
 
@@ -89,7 +94,22 @@ MISTAKES: list[tuple[str, list[str], int, list[str]]] = [
         ["st/mine does not", "`nearline fit st/mine STORE`"],
     ),
     ("info of no folder", ["info", "st/mine"], 2, ["`nearline collect MODEL CORPUS st/mine` makes a store"]),
-    ("push of no folder", ["push", "st/mine", "x"], 2, ["`nearline collect MODEL CORPUS st/mine` makes"]),
+    ("push of no folder", ["push", "st/mine", "x"], 2, ["nearline: st/mine does not exist: check the path"]),
+    ("pull of no folder", ["pull", "st/mine", "x"], 2, ["nearline: st/mine does not exist: check the path"]),
+    ("pull of no file URL", ["pull", "file:st/mine", "x"], 2, ["st/mine does not exist: check the path"]),
+    ("verify of no folder", ["verify", "st/mine"], 2, ["nearline: st/mine does not exist: check the path"]),
+    ("seal of no folder", ["seal", "st/mine"], 2, ["nearline: st/mine does not exist: check the path"]),
+    ("repair of no folder", ["repair", "st/mine"], 2, ["nearline: st/mine does not exist: check the path"]),
+    ("run into a file", ["run", "mine/study.toml", "afile"], 2, ["afile is a file; `out` is the folder for"]),
+    ("quickstart into a file", ["quickstart", "afile"], 2, ["afile is a file; `out` is the folder for"]),
+    ("run of a folder", ["run", "full"], 2, ["full: this is a folder; give a TOML file of settings"]),
+    ("config is a folder", ["measure", "full", "--config", "full"], 2, ["--config full: this is a folder"]),
+    (
+        "report over a file",
+        ["report", "begun", "--out", "afile"],
+        2,
+        ["afile is there already, and is no re"],
+    ),
     (
         "fit of no folder",
         ["fit", "study", "st/mine"],
@@ -122,6 +142,47 @@ MISTAKES: list[tuple[str, list[str], int, list[str]]] = [
     ("export to a URL", ["export", "full", "s3://b/x", "--layers", "2"], 2, ["not behind a URL"]),
     ("sites of an unknown model", ["sites", "./no-model"], 2, ["no-model"]),
 ]
+# What takes a study, and what a store that is there, without the one.
+OF_STUDY = [
+    ["fit", "STUDY", "astore"],
+    ["analyze", "STUDY"],
+    ["measure", "STUDY"],
+    ["finetune", "STUDY"],
+    ["export", "STUDY", "out", "--layers", "all"],
+    ["report", "STUDY"],
+]
+OF_STORE = [
+    ["fit", "study", "STORE"],
+    ["info", "STORE"],
+    ["verify", "STORE"],
+    ["repair", "STORE"],
+    ["seal", "STORE"],
+    ["push", "STORE", "out"],
+    ["pull", "STORE", "out"],
+]
+NO_STUDY = {
+    "mine/study.toml": "a file; a study is a folder. For a settings file: `nearline run mine/study.toml`",
+    "afile": "afile is a file; a study is a folder",
+    "astore": "astore is not a study but a store; `nearline fit STUDY astore` makes a study of it",
+    "mine": "mine is not a study (a folder that `nearline fit` wrote): there is no provenance.json beside",
+    "full": "full is not a study (a folder that `nearline fit` wrote)",
+}
+NO_STORE = {
+    "mine/study.toml": "mine/study.toml is a file, not a store; a store is a folder",
+    "begun": "begun is a study, not a nearline store: name one of its stores",
+    "full": "full is not a nearline store",
+}
+for _of, _noun, _said in ((OF_STUDY, "STUDY", NO_STUDY), (OF_STORE, "STORE", NO_STORE)):
+    MISTAKES += [
+        (
+            f"{arguments[0]} of {place}",
+            [place if word == _noun else word for word in arguments],
+            2,
+            [words],
+        )
+        for arguments in _of
+        for place, words in _said.items()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +201,7 @@ def test_one_sentence_and_the_right_code(
         assert word in last, last
     assert not (world / "out" / "SEALED").exists()
     assert sorted(path.name for path in (world / "full").iterdir()) == ["thesis.tex"]
+    assert (world / "mine/study.toml").read_text(encoding="utf-8") == OWN_SETTINGS
 
 
 @pytest.fixture(scope="module")

@@ -69,5 +69,7 @@ def read_toml(path: Path | None, what: str = "--config ") -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{what}{path}: there is no such file.") from None
+    except IsADirectoryError:
+        raise UsageError(f"{what}{path}: this is a folder; give a TOML file of settings.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"{what}{path}: not a readable TOML file ({error}).") from None

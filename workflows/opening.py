@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..store import IncompleteError, Reader, UsageError
-from ..store.folder import GROUP, MOMENTS, SIGNS
+from ..store.finding import is_store, is_study
+from ..store.folder import GROUP, MOMENTS
 from ..store.names import printable, typed
 from ..store.places import LocalPlace, Place, place_of
 from ..store.study import Study
-from ..store.study_files import SETTINGS
 
 if TYPE_CHECKING:
     from .opened import OpenStudy
@@ -31,7 +31,7 @@ def open(where: "str | Path | Place") -> "Reader | OpenStudy":
                 f"`nearline fit {name} STORE` a study"
             )
         return Reader.open(where)
-    if (place.path / SETTINGS).exists():
+    if is_study(place.path):
         from .opened import OpenStudy
 
         return OpenStudy(Study.open(place.path))
@@ -41,7 +41,7 @@ def open(where: "str | Path | Place") -> "Reader | OpenStudy":
 
 
 def _is_store(folder: Path) -> bool:
-    return folder.name == GROUP or any((folder / name).exists() for name in (*SIGNS, GROUP, MOMENTS))
+    return folder.name == GROUP or is_store(folder) or (folder / MOMENTS).exists()
 
 
 def _inside(folder: Path) -> str:
@@ -49,7 +49,7 @@ def _inside(folder: Path) -> str:
     found = [
         printable(entry.name)
         for entry in sorted(folder.iterdir())
-        if entry.is_dir() and (_is_store(entry) or (entry / SETTINGS).exists())
+        if entry.is_dir() and (_is_store(entry) or is_study(entry))
     ]
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return ", ".join(found[:SHOWN]) + more

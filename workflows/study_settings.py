@@ -96,6 +96,8 @@ def read_study(
     tables = read_tables(path, found)
     base = path.resolve().parent
     folder = base / Path(tables.file.out).expanduser() if out is None else local_path(out, "study")
+    if folder.exists() and not folder.is_dir():
+        found.add(f"{folder} is a file; `out` is the folder for stores, studies and reports")
     source = _Source(Path(name or path), base, folder, tables, collect or {}, found)
     found.parse(STEP_SETTINGS["report"], usable("report", tables.file.report)[0], f"{source.said}, [report]")
     models = tuple(_model(source, one) for one in tables.models)
