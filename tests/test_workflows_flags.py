@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pydantic
 import pytest
+from nearline.analyze.analyze_settings import AnalyzeSettings
 from nearline.analyze.settings import FitSettings
 from nearline.collect.measure_settings import MeasureSettings
 from nearline.collect.settings import HarvestSettings, parse
+from nearline.collect.tuning_settings import FinetuneSettings
 from nearline.store import UsageError
+from nearline.workflows.cli import run
 from nearline.workflows.flags import flags_of, given, read_toml
 
 
@@ -39,3 +43,26 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     path.write_text("tokns = 1000\n", encoding="utf-8")
     with pytest.raises(UsageError, match="tokens"):
         parse(read_toml(path))
+
+
+# A command, and a field of its settings that another one's settings describe otherwise.
+FIELDS = [
+    (["collect", "tiny-gpt2", "docs:python", "x"], HarvestSettings, "dtype"),
+    (["plan", "tiny-gpt2", "docs:python", "x"], HarvestSettings, "dtype"),
+    (["measure", "x"], MeasureSettings, "dtype"),
+    (["finetune", "x"], FinetuneSettings, "dtype"),
+    (["collect", "tiny-gpt2", "docs:python", "x"], HarvestSettings, "folds"),
+    (["fit", "x", "y"], FitSettings, "folds"),
+    (["analyze", "x"], AnalyzeSettings, "folds"),
+    (["fit", "x", "y"], FitSettings, "seed"),
+    (["measure", "x"], MeasureSettings, "seed"),
+]
+
+
+@pytest.mark.parametrize(("command", "settings", "name"), FIELDS)
+def test_a_refused_value_is_described_by_the_settings_of_its_command(
+    capsys: pytest.CaptureFixture[str], command: list[str], settings: type[pydantic.BaseModel], name: str
+) -> None:
+    assert run([*command, f"--{name}", "fp16"]) == 2
+    meaning = str(settings.model_fields[name].description).rstrip(".")
+    assert f". {name}: {meaning}" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from ..store import NearlineError
 from ..store.names import printable
 from ..store.settings import first_problem
 from . import commands_models, commands_plan, commands_runs, commands_stores, commands_studies
-from .app import AnalyzeFlags, CollectFlags, FitFlags, MeasureFlags, app
+from .app import AnalyzeFlags, CollectFlags, FinetuneFlags, FitFlags, MeasureFlags, app
 
 EXIT_USAGE, EXIT_ENVIRONMENT, EXIT_BUG, EXIT_INTERRUPTED = 2, 4, 70, 130
 COMMANDS = (
@@ -73,15 +73,20 @@ def run(arguments: list[str]) -> int:
 def _sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments; a value that its setting refuses is described by the setting."""
     cause = error.__cause__
-    flags = (CollectFlags, FitFlags, AnalyzeFlags, MeasureFlags)
-    fields = {name: field for one in flags for name, field in one.model_fields.items()}
     if isinstance(error, UnknownCommandError):
         return _unknown_command(error)
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {' '.join(map(repr, error.unused_tokens or []))}."
-    words = first_problem(cause, fields) if isinstance(cause, pydantic.ValidationError) else str(error)
+    words = _problem(cause) if isinstance(cause, pydantic.ValidationError) else str(error)
     words = words.strip().rstrip(".")
     return words if words.endswith("?") else f"{words}."
+
+
+def _problem(error: pydantic.ValidationError) -> str:
+    """In the words of the command's own settings: others may have a field of the same name."""
+    flags = (CollectFlags, FitFlags, AnalyzeFlags, MeasureFlags, FinetuneFlags)
+    own = next((one for one in flags if one.__name__ in error.title), None)
+    return first_problem(error, {} if own is None else own.model_fields)
 
 
 def _unknown_command(error: UnknownCommandError) -> str:
