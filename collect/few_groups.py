@@ -54,10 +54,12 @@ def few_groups_note(
 
 
 def _stored_groups(plan: Plan, groups: Int32[np.ndarray, "document"]) -> dict[str, int]:
-    """How many groups of documents the rows to fit and to test come from."""
-    of_sequence = plan.block_split[plan.sequence_block]
+    """How many groups of documents the rows to fit and to test come from. The first row of a sequence is a
+    sink and counts nowhere: one that was cut after it brings no group.
+    """
+    of_sequence, counts = plan.block_split[plan.sequence_block], plan.length > 1
     return {
-        split: np.unique(groups[plan.document[of_sequence == SPLITS.index(split)]]).size
+        split: np.unique(groups[plan.document[counts & (of_sequence == SPLITS.index(split))]]).size
         for split in ("fit", "test")
     }
 

@@ -62,6 +62,14 @@ def test_few_groups_are_said_with_what_to_do(tokens: int, n_groups: int, words: 
     assert ENOUGH_GROUPS == MIN_GROUPS
 
 
+def test_a_sequence_of_one_row_brings_no_group() -> None:
+    """Its only row is at position 0, which `fit` does not count as a row to fit."""
+    assert Corpus([1] * 75 + [10] * 25).note(325) == (
+        f"{FEW}10 of the corpus's 40 fit groups of documents and its test rows from 10 of the corpus's "
+        "40 test groups of documents; a verdict needs 20 groups: take a corpus with more documents"
+    )
+
+
 @pytest.mark.parametrize(
     ("tokens", "keep", "window", "lengths"),
     [
