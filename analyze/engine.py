@@ -101,7 +101,7 @@ def run(
         lambda index, found: sink(job.layers[index], *found),
         stage,
         workers,
-        "rows",
+        "row passes",  # a row counts once for each layer and pass
     )
 
 

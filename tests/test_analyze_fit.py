@@ -344,7 +344,7 @@ def test_progress_counts_every_row_of_both_passes(store: Path, tmp_path: Path) -
         calls.append((stage, done, total, unit))
 
     fit(tmp_path / "study", [store], SETTINGS, progress=noted)
-    assert calls[-1] == ("fit", 2 * 2 * 2500, 2 * 2 * 2500, "rows")
+    assert calls[-1] == ("fit", 2 * 2 * 2500, 2 * 2 * 2500, "row passes")
     assert [call[1] for call in calls] == sorted(call[1] for call in calls)
 
 

@@ -159,7 +159,7 @@ def test_all_fits_of_a_call_read_each_store_once_and_alone_give_the_same_bytes(
         steps = make(alone, names)
         # Every row of the stores that are fitted for the moments, and of all stores for the needs.
         summed = rows if names == ["pooled"] else rows - alone.stores["main"].reader.n_tokens
-        assert steps[-1][1:] == (2 * (summed + rows), 2 * (summed + rows), "rows")
+        assert steps[-1][1:] == (2 * (summed + rows), 2 * (summed + rows), "row passes")
     theirs, ours = study.provenance(), evidence.study.provenance()
     assert theirs == ours
 

@@ -34,6 +34,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("rows.jsonl").write_text("\n".join(json.dumps(ROW) for _ in range(3)), encoding="utf-8")
     Path("broken.jsonl").write_text('{"text": "fine"}\n{"text": \n', encoding="utf-8")
     Path("bad.toml").write_text("tokns = 3\n", encoding="utf-8")
+    Path("good.toml").write_text("tokens = 3000\n", encoding="utf-8")
+    Path("odd.toml").write_text('alpha = "most"\n', encoding="utf-8")
     Path("afile").write_text("x", encoding="utf-8")
     Path("mine").mkdir()
     Path("mine/study.toml").write_text(OWN_SETTINGS, encoding="utf-8")
@@ -54,7 +56,19 @@ MISTAKES: list[tuple[str, list[str], int, list[str]]] = [
         "unknown key in a file",
         [*COLLECT, "docs:python", "out", "--config", "bad.toml"],
         2,
-        ["tokns", "tokens"],
+        ["nearline: --config bad.toml: unknown setting 'tokns': did you mean 'tokens'?"],
+    ),
+    (
+        "wrong flag beside a file",
+        [*COLLECT, "docs:python", "out", "--config", "good.toml", "--block", "-1"],
+        2,
+        ["nearline: block=-1"],
+    ),
+    (
+        "wrong value in a file",
+        ["fit", "study", "astore", "--config", "odd.toml", "--folds", "3"],
+        2,
+        ["nearline: --config odd.toml: alpha="],
     ),
     ("settings file missing", [*COLLECT, "docs:python", "out", "--config", "no.toml"], 2, ["no.toml"]),
     ("missing model", ["collect", "./no-model", "docs:python", "out"], 2, ["no-model"]),
@@ -454,10 +468,10 @@ def test_what_is_no_mistake_of_the_user_has_its_own_code(
     failure: BaseException,
     code: int,
 ) -> None:
-    def fail(*_: object) -> Callable[[], None]:
+    def fail(*_: object, **__: object) -> Callable[[], None]:
         raise failure
 
-    monkeypatch.setattr("nearline.workflows.commands_stores.read_toml", fail)
+    monkeypatch.setattr("nearline.workflows.commands_stores.parsed", fail)
     assert run([*COLLECT, "docs:python", "out"]) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
     assert not Path(os.fspath(world / "out" / "SEALED")).exists()

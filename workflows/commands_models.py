@@ -14,7 +14,7 @@ from ..store.local import local_path
 from ..store.settings import parse_layers
 from . import show_costs as show
 from .app import Config, FinetuneFlags, Json, MeasureFlags, app
-from .flags import given, read_toml
+from .flags import parsed
 from .interrupted import saying_what_is_kept
 from .progress import progress_for
 
@@ -39,7 +39,7 @@ def measure(
     """
     from ..collect.measure_settings import parse
 
-    settings = parse({**read_toml(config), **given(flags)})
+    settings = parsed(parse, config, flags)
     folder = local_path(study, "study")
     from ..collect.measuring import measure as run  # torch, once the settings are known to be good
 
@@ -71,7 +71,7 @@ def finetune(
     from ..collect.settings import HarvestSettings
     from ..collect.tuning_settings import parse
 
-    settings = parse({**read_toml(config), **given(flags)})
+    settings = parsed(parse, config, flags)
     folder = local_path(study, "study")
     from ..collect.tuning import finetune as run  # torch, once the settings are known to be good
 

@@ -13,7 +13,7 @@ from ..store import UsageError
 from ..store.local import local_path
 from . import show, show_runs
 from .app import CollectFlags, Config, Json, app
-from .flags import given, read_toml
+from .flags import given, parsed
 from .progress import progress_for
 
 
@@ -55,7 +55,7 @@ def plan(
     from ..collect.settings import parse
 
     folder = local_path(store, "store")
-    settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
+    settings = parsed(parse, config, flags, model=model, corpus=corpus)
     from ..collect.forecast import forecast
 
     with progress_for() as progress:

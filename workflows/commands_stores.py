@@ -13,7 +13,7 @@ from ..store import UsageError
 from ..store.local import local_path
 from . import show
 from .app import CollectFlags, Config, Json, app
-from .flags import given, read_toml
+from .flags import parsed
 from .progress import progress_for
 
 
@@ -75,7 +75,7 @@ def collect(
     from ..collect.settings import parse
 
     folder = local_path(store, "store")
-    settings = parse({**read_toml(config), **given(flags), "model": model, "corpus": corpus})
+    settings = parsed(parse, config, flags, model=model, corpus=corpus)
     from ..collect.harvesting import collect as run
     from ..collect.stopping import stop_on_signals
 
@@ -136,7 +136,8 @@ def verify(
     quick
         Seal, metadata, and presence and size of every chunk object; no content is read.
     sample
-        As quick, and the content of a share of the chunk objects, such as 5%.
+        As quick, and the content of all token columns (ids, positions, …), whatever the share, and of a
+        share of the other chunk objects, such as 5%: of each block at least one.
     full
         Every byte and every value; what is done when nothing else is asked for.
     """

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from ..store.local import local_path
 from . import show_studies as show
 from .app import AnalyzeFlags, Config, FitFlags, Json, app
-from .flags import given, read_toml
+from .flags import parsed
 from .interrupted import saying_what_is_kept
 from .progress import progress_for
 
@@ -41,7 +41,7 @@ def fit(
     from ..analyze.settings import parse
     from ..analyze.stores import parse_stores
 
-    settings = parse({**flatten_compute(read_toml(config)), **given(flags)})
+    settings = parsed(parse, config, flags, table=flatten_compute)
     folder = local_path(study, "study")
     with progress_for() as progress, saying_what_is_kept("fit"):
         run(folder, parse_stores(stores), settings, progress)
@@ -69,7 +69,7 @@ def analyze(
     from ..analyze.analyze_settings import parse
     from ..analyze.compute_settings import flatten_compute
 
-    settings = parse({**flatten_compute(read_toml(config)), **given(flags)})
+    settings = parsed(parse, config, flags, table=flatten_compute)
     with progress_for() as progress, saying_what_is_kept("analyze"):
         result = run(local_path(study, "study"), settings, progress)
     show.analyses(result, as_json)

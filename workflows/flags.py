@@ -9,12 +9,16 @@ import inspect
 import tomllib
 import types
 import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 
 from ..store import UsageError
+
+Settings = TypeVar("Settings")
+Table = Mapping[str, Any]
 
 
 def _plain(annotation: Any) -> Any:
@@ -59,6 +63,35 @@ def flags_of(settings: type[pydantic.BaseModel], leave_out: tuple[str, ...] = ()
 def given(flags: pydantic.BaseModel | None) -> dict[str, Any]:
     """The flags that were given, by name."""
     return {} if flags is None else flags.model_dump(exclude_none=True)
+
+
+def parsed(
+    parse: Callable[[Table], Settings],
+    config: Path | None,
+    flags: pydantic.BaseModel | None,
+    *,
+    table: Callable[[Table], Table] = dict,
+    **arguments: Any,
+) -> Settings:
+    """Settings from a file, the flags over it and the arguments over both. `table`: the file's table as
+    fields. A mistake that is there only because of the file names it.
+    """
+    over = given(flags) | arguments
+    read = read_toml(config)
+    try:
+        return parse({**table(read), **over})
+    except UsageError as error:
+        if config is None or str(error) == _problem(parse, over):
+            raise
+        raise UsageError(f"--config {config}: {error}") from None
+
+
+def _problem(parse: Callable[[Table], Any], values: Table) -> str:
+    try:
+        parse(values)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def read_toml(path: Path | None, what: str = "--config ") -> dict[str, Any]:
