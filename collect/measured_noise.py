@@ -21,11 +21,13 @@ from ..store import Reader
 from .anatomy import Anatomy, anatomy
 from .batch_budget import is_full
 from .forward import evaluating
+from .live_models import config_of, unwrapped
 from .measure_request import LINEAR, Request
 from .measured_results import losses_of
 from .measured_sets import Measured
 from .measured_windows import Cut, WindowBatch, block_windows, some_sequences
 from .models import LoadedModel
+from .packed import quantisation_of
 from .passes import Visit
 from .substitutes import substitutes_of
 from .substitution import Substitution
@@ -45,8 +47,11 @@ def noise_rows(request: Request, loaded: LoadedModel, found: Measured, *, ours: 
     """
     coarse = anatomy(loaded.model).dtype
     finer = _FINER.get(coarse)
-    if finer is None or loaded.quantization is not None or hasattr(loaded.model, "hf_device_map"):
-        _LOG.info("measure: the noise floor needs plain weights on one device, and is left out")
+    packing = quantisation_of(config_of(unwrapped(loaded.model)), loaded.model)  # what was unpacked is plain
+    if finer is None or packing is not None or hasattr(loaded.model, "hf_device_map"):
+        why = f"these are in {coarse}" if finer is None else "these are spread over devices"
+        why = why if packing is None else f"these are packed ({packing})"
+        _LOG.info("measure: the noise floor takes the weights to a finer dtype, and is left out: %s", why)
         return []
     threads = torch.get_num_threads()
     try:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from helpers_store import tree
 from nearline.analyze import AnalyzeSettings, FitSettings, fit
 from nearline.analyze.analyze import analyze
 from nearline.analyze.currency import stale_steps
-from nearline.collect import MeasureSettings, collect, measure, measure_is_current
+from nearline.collect import MeasureSettings, collect, measure, measure_is_current, measured_noise, models
 from nearline.collect.made_with import MadeWith
 from nearline.collect.measure_settings import parse
 from nearline.collect.measured_before import measured_before
@@ -241,6 +242,41 @@ def test_a_live_model_is_left_as_it_was(study: Path, model: torch.nn.Module) -> 
     after = model.state_dict()
     assert all(value.dtype == after[name].dtype for name, value in before.items())
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("quantization", "gguf Q8_0, dequantised", None),
+        ("quantisation_of", "torchao int8", "left out: these are packed (torchao int8)"),
+        ("hf_device_map", {"": "cpu"}, "left out: these are spread over devices"),
+    ],
+)
+def test_the_noise_floor_needs_weights_that_can_be_cast(
+    study: Path,
+    model: torch.nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    attribute: str,
+    value: object,
+    words: str | None,
+) -> None:
+    """Those of a GGUF file were unpacked when they were loaded."""
+    describe = models.describe
+
+    def told(*given: Any) -> models.LoadedModel:
+        found = describe(*given)
+        return replace(found, quantization=str(value)) if attribute == "quantization" else found
+
+    monkeypatch.setattr(models, "describe", told)
+    if attribute != "quantization":
+        of = measured_noise if attribute == "quantisation_of" else model
+        monkeypatch.setattr(of, attribute, value if of is model else lambda *_: value, raising=False)
+    with caplog.at_level(logging.INFO, logger="nearline"):
+        measure(study, few(interventions="linear", compound="none", noise_floor=True), model=model)
+    assert bool(Study.open(study).table("noise_floor").num_rows) == (words is None)
+    assert (words or "") in caplog.text
+    assert ("noise floor" in caplog.text) == (words is not None)
 
 
 # Again, and after being stopped
