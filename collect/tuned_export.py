@@ -1,11 +1,12 @@
 """Take a fine-tuned arm away: its weights, and what stands in for its MLPs, as folders that need no study.
 
 In: the live model with the trained weights of an arm in it, and the layers that stand in. Out: `model/` (what
-`save_pretrained` writes) and, where MLPs are replaced or gated, `linearised/`, which `load_linearised` puts
-into that model. A gate goes as a soft gate of the same g, or as a hard one with its threshold there; one of
-d → 32 → 1 with its hidden units. Cost: one copy of the weights on disk.
+`save_pretrained` writes, and the tokenizer that the model came with) and, where MLPs are replaced or gated,
+`linearised/`, which `load_linearised` puts into that model. A gate goes as a soft gate of the same g, or as a
+hard one with its threshold there; one of d → 32 → 1 with its hidden units. Cost: one copy of the weights.
 """
 
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ..store import in_place
 from .anatomy import Anatomy
@@ -26,6 +28,7 @@ from .replacements import Constant, LinearMap
 from .substitutes import Replacement, Substitute
 from .tuned_layers import HALF, Gate, TunedLayer
 
+_LOG = logging.getLogger("nearline")
 TUNED: Final = "tuned"
 MODEL: Final = "model"
 LINEARISED: Final = "linearised"
@@ -56,6 +59,7 @@ def export_tuned(
     substitutes: Mapping[int, Substitute],
     special_ids: tuple[int, ...],
     name: str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Write both folders; those of an earlier export give way when these are whole. Nothing stands in for an
     MLP of the live model meanwhile: its weights are saved as they are.
@@ -64,6 +68,8 @@ def export_tuned(
     shutil.rmtree(aside, ignore_errors=True)
     model: Any = net.model
     model.save_pretrained(aside / MODEL)
+    if tokenizer is not None:
+        _save_tokenizer(tokenizer, aside / MODEL)
     if substitutes:
         facts = ExportedModel(
             name=name,
@@ -75,6 +81,15 @@ def export_tuned(
         )
         write_exported(aside / LINEARISED, Exported(facts, special_ids, substitutes))
     in_place.replace_folder(aside, folder)
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # of code that ships with a model, and trained weights are worth more
+        _LOG.warning("finetune: the tokenizer cannot be saved beside the model (%s)", error)
 
 
 def _replacement(one: TunedLayer) -> Replacement:

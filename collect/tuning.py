@@ -167,7 +167,7 @@ def _seconds_alone(request: TuningRequest, visit: _Visit) -> None:
 
 
 def _write(request: TuningRequest, visit: _Visit, experiment: Experiment, found: Found) -> None:
-    experiment.keep(visit.loaded.name, request.study)
+    experiment.keep(visit.loaded, request.study)
     work = list(work_rows(request, flops_of(visit.net), found.gates))
     facts = {"versions": {name: metadata.version(name) for name in COMPUTED_WITH}, **visit.key(request)}
     with StagedStudy.writing(request.study) as study:

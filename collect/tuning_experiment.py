@@ -16,6 +16,7 @@ from torch import Tensor
 from ..analyze.population import GATE, TEST
 from ..store import Progress, Study
 from .anatomy import Anatomy
+from .models import LoadedModel
 from .tuned_export import TUNED, export_tuned, tuned_substitutes
 from .tuned_layers import Tuned
 from .tuned_scores import Score, score
@@ -79,14 +80,17 @@ class Experiment:
             names += [*tried, *rest]
         return names
 
-    def keep(self, name: str, study: Study) -> None:
-        """Save the chosen models of the first seed, made anew from the original. `name`: of the model."""
+    def keep(self, loaded: LoadedModel, study: Study) -> None:
+        """Save the chosen models of the first seed, made anew from the original. `loaded`: its name, and its
+        tokenizer.
+        """
         request, special = self._request, self._special
         for arm in request.settings.keep:
             of = self._name(ARMS[arm].last, request.settings.seeds[0], self._rates[ARMS[arm].last])
             with self._standing(of, load_weights(self._pieces.weights(of, "end"))) as tuned:
                 substitutes = tuned_substitutes(tuned.layers)
-            export_tuned(study.path / TUNED / arm, self._net, substitutes, special, f"{name}, {arm}")
+            name, folder = f"{loaded.name}, {arm}", study.path / TUNED / arm
+            export_tuned(folder, self._net, substitutes, special, name, loaded.tokenizer)
 
     def timed(self) -> Ways:
         """What stands in at the end of `gated`, the model left with the weights of its first seed; without

@@ -41,7 +41,7 @@ from nearline.collect.tuning_request import tuning_request
 from nearline.collect.tuning_settings import FinetuneSettings, parse
 from nearline.reports.report import report
 from nearline.store import IncompleteError, Reader, Study, UsageError
-from transformers import AutoModelForCausalLM, Trainer, TrainerState
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerState
 
 LAYERS = (0, 2)
 FEW: dict[str, Any] = {
@@ -543,6 +543,7 @@ def kept_are_scored(lab: Path, study: Path, arms: Sequence[str], last: int) -> N
     for arm in arms:
         folder = study / "tuned" / arm
         model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+        assert _reads_as(lab / "model", folder / "model")
         if arm != "control":
             load_linearised(model, folder / "linearised")
         (found,) = score(anatomy(model), [scored], torch.float32, None)
@@ -550,6 +551,13 @@ def kept_are_scored(lab: Path, study: Path, arms: Sequence[str], last: int) -> N
         wanted = sums(study, arm=arm, seed=1, step=last, split="test")
         assert losses[arm] == pytest.approx(wanted, rel=SUM_TOLERANCE), arm
     assert len({round(sum(of.values()), 3) for of in losses.values()}) == len(arms)
+
+
+def _reads_as(model: Path, kept: Path) -> bool:
+    """Whether the tokenizers in both folders make the same ids of the same text."""
+    first, second = (AutoTokenizer.from_pretrained(folder) for folder in (model, kept))
+    text = texts(1)[0]
+    return len(first(text).input_ids) > 4 and first(text).input_ids == second(text).input_ids
 
 
 HIDDEN: dict[str, Any] = {
