@@ -402,7 +402,7 @@ def test_a_mean_output_is_refitted_like_a_map(study: Path, lab: Path) -> None:
     hook.remove()
     found = refitted(anatomy(model), request, windows, (2,), "mean")[2]
     assert torch.allclose(found.bias, torch.cat(rows).mean(dim=0), rtol=0, atol=1e-6)
-    of_study = substitutes_of(request.study, "mean", (2,), torch.float32)[2].replacement
+    of_study: Any = substitutes_of(request.study, "mean", (2,), torch.float32)[2].replacement
     assert not torch.allclose(found.bias, of_study.value, rtol=0, atol=1e-3)
 
 

@@ -264,8 +264,9 @@ def test_tables_and_figures_replace_no_file_of_somebody_else(
     before = {mine: b"mine"} | ({} if captions is None else {"captions.txt": captions})
     for name, text in before.items():
         (folder / name).write_bytes(text)
+    places = {"tables": None, "figures": None, what: folder}
     with pytest.raises(UsageError, match=rf"--{what} .*{what}: holds .*{mine}, not written by a report"):
-        write(study, tmp_path / "page.html", **{what: folder})
+        write(study, tmp_path / "page.html", tables=places["tables"], figures=places["figures"])
     assert content(folder) == before
     assert not (tmp_path / "page.html").exists()
 
@@ -283,8 +284,8 @@ def test_tables_and_figures_replace_those_of_an_earlier_report(study: Path, tmp_
     places = {"tables": tmp_path / "t", "figures": tmp_path / "f"}
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "notes.txt").write_bytes(b"stays")  # no name of ours
-    write(study, tmp_path / "page.html", **places)
+    write(study, tmp_path / "page.html", tables=places["tables"], figures=places["figures"])
     first = {name: content(place) for name, place in places.items()}
     (tmp_path / "t" / "surrogates.csv").write_bytes(b"edited")
-    write(study, tmp_path / "page.html", **places)
+    write(study, tmp_path / "page.html", tables=places["tables"], figures=places["figures"])
     assert {name: content(place) for name, place in places.items()} == first
