@@ -88,17 +88,18 @@ def _at_an_end(results: Results, arms: Sequence[str]) -> str:
     be better yet, and a control that is not at its best flatters what is compared with it.
     """
     rows = results.tables["finetune"].filter(pl.col("phase") == 1, pl.col("arm") != "base")
-    said = []
+    ends: dict[tuple[str, float], list[str]] = {}
     for arm in arms:
         of = rows.filter(pl.col("arm") == arm)
         tried, best = of["learning_rate"].unique().sort(), of.filter("chosen")["learning_rate"].unique()
         if len(tried) > 1 and len(best) == 1 and best[0] in (tried[0], tried[-1]):
-            end, more = ("largest", "a larger") if best[0] == tried[-1] else ("smallest", "a smaller")
-            said.append(
-                f"; {text.name(arm, 24)} was best at the {end} learning rate tried ({best[0]:g}), and {more} "
-                "one may be better"
-            )
-    return "".join(said)
+            end = "larg" if best[0] == tried[-1] else "small"
+            ends.setdefault((end, best[0]), []).append(text.name(arm, 24))
+    return "".join(
+        f"; {text.listing(names)} {'was' if len(names) == 1 else 'were'} best at the {end}est learning rate "
+        f"tried ({rate:g}), and a {end}er one may be better"
+        for (end, rate), names in ends.items()
+    )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

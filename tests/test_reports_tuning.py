@@ -111,27 +111,31 @@ def everything(verdict: str = VERDICT, stores: tuple[str, ...] = STORES) -> dict
 
 
 @pytest.mark.parametrize(
-    ("others", "words"),
+    ("others", "arms", "words"),
     [
-        ((), ""),
-        ((3e-5, 3e-4), ""),
+        ((), (), ""),
+        ((3e-5, 3e-4), ("control_matched",), ""),
         (
             (3e-5,),
-            "control_matched was best at the largest learning rate tried (0.0001), and a larger one may",
+            ("control_matched",),
+            "control_matched was best at the largest learning rate tried (0.0001), and",
         ),
         (
             (3e-4,),
-            "control_matched was best at the smallest learning rate tried (0.0001), and a smaller one may",
+            ("linear", "control_matched"),
+            "linear and control_matched were best at the smallest learning rate tried (0.0001), and a",
         ),
     ],
 )
-def test_a_rate_at_an_end_of_those_tried_is_said(others: tuple[float, ...], words: str) -> None:
+def test_a_rate_at_an_end_of_those_tried_is_said(
+    others: tuple[float, ...], arms: tuple[str, ...], words: str
+) -> None:
     rows = everything()
     for rate in others:
         rows["finetune"] += [
             row | {"learning_rate": rate, "chosen": False, "nll": 5.0}
             for row in rows["finetune"]
-            if row["arm"] == "control_matched" and row["chosen"] and row["seed"] == 0
+            if row["arm"] in arms and row["chosen"] and row["seed"] == 0
         ]
     said = tuning_section.claim(make_results(rows))
     assert ("learning rate" in said) == bool(words)
