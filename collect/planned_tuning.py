@@ -8,7 +8,7 @@ counts as one or two more, and every window as a whole one. A timing on the cloc
 from ..store.settings import chosen_layers
 from .measure_settings import chosen_set
 from .planned_passes import Passes, Sized, StudyRows, sized_for, spread
-from .tuning_arms import COURSES, Course, with_controls
+from .tuning_arms import COURSES, REFITTED, Course, with_controls
 from .tuning_schedule import Schedule
 from .tuning_settings import FinetuneSettings
 
@@ -57,6 +57,6 @@ def _training(sized: Sized, plan: Schedule, course: Course, name: str) -> Passes
 def _refits(sized: Sized, rows: float, plan: Schedule, course: Course) -> Passes:
     """All windows of the fit rows before each stage, where surrogates are fitted anew."""
     anew = plan.settings.refit and plan.settings.schedule != "at_once"
-    if not anew or course.body not in ("linear", "trainable", "mean"):
+    if not anew or course.body not in REFITTED:
         return Passes()
     return sized.passes(rows * len(plan.layers), sized.shape.layers, 0)

@@ -30,6 +30,8 @@ Body = Literal["mlp", "linear", "trainable", "mean", "zero", "soft", "scaled", "
 # What learns: every weight; all but the chosen MLPs and what replaces them; gates; nothing.
 Learns = Literal["all", "rest", "gates", "nothing"]
 
+# What is fitted anew before each stage, where a schedule asks for it.
+REFITTED: Final[tuple[Body, ...]] = ("linear", "trainable", "mean")
 BASE: Final = "base"
 
 

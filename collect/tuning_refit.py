@@ -6,7 +6,7 @@ their mean output. Cost: one forward pass over all windows, and a fit a layer.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from .tuned_scores import quiet
 from .tuning_arms import Body
 from .tuning_data import Windows, collate
 from .tuning_request import TuningRequest
-
-FITTED: Final[tuple[Body, ...]] = ("linear", "trainable", "mean")
 
 
 def refitted(

@@ -14,9 +14,9 @@ from torch import nn
 from .anatomy import Anatomy
 from .substitutes import LinearMap, substitutes_of
 from .tuned_layers import Tuned
-from .tuning_arms import Course
+from .tuning_arms import REFITTED, Course
 from .tuning_data import Windows
-from .tuning_refit import FITTED, refitted
+from .tuning_refit import refitted
 from .tuning_request import TuningRequest
 from .tuning_run import Run
 
@@ -34,7 +34,7 @@ def replace_layers(
     """
     settings, course = request.settings, run.course
     maps = _surrogates(request, course, layers)
-    anew = settings.refit and settings.schedule != "at_once" and course.body in FITTED
+    anew = settings.refit and settings.schedule != "at_once" and course.body in REFITTED
     if anew and windows is not None:
         maps = refitted(net, request, windows, layers, course.body)
     # What has no linear path starts near the MLP it had.
